@@ -8,6 +8,9 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 
+# With the folders that pytest leaves out by itself.
+ALL_TESTS := -o 'norecursedirs=.* __pycache__' tests
+
 .PHONY: install demo test test-faults test-real test-newcomer nightly servers release-check check size docs format bench clean
 
 # uv installs in a tenth of pip's time; where it fails, pip does the same. Its list of packages is left
@@ -40,15 +43,15 @@ $(DEMO_STAMP): pyproject.toml
 demo: $(DEMO_STAMP)
 	@$(BIN)/python workflows/digits/demo.py
 
-# Twice as many workers as cores: much of a workflow at a site is waiting.
+# More workers than cores: much of a workflow at a site is waiting. Each takes half a gigabyte.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not software and not nightly' -n $$(( 2 * $(CORES) )) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not software and not nightly' -n $$(( $(CORES) + 6 )) --dist worksteal $(PYTEST_ARGS)
 
 # No job lost, doubled or misreported: each fault in each step, most of which is waiting, and random
 # schedules in virtual time. SCHEDULES=100000 plays so many of these: 40 ms of CPU each, or half a second
 # where uploads take minutes.
 # REAL_SCHEDULES=200 walks so many with real processes: 4 s of CPU each.
-SCHEDULES ?= 160
+SCHEDULES ?= 140
 REAL_SCHEDULES ?= 8
 test-faults: $(STAMP)
 	MANTIK_SCHEDULES=$(SCHEDULES) MANTIK_REAL_SCHEDULES=$(REAL_SCHEDULES) $(BIN)/python -m pytest -n $$(( 4 * $(CORES) )) --dist worksteal -m 'not nightly' tests/faults $(PYTEST_ARGS)
@@ -67,13 +70,17 @@ test-newcomer: $(STAMP)
 
 # What varies that which CI tries: the same faults in more steps, the same workflows at more sites.
 nightly: servers
-	$(BIN)/python -m pytest -m nightly -n $$(( 4 * $(CORES) )) --dist loadgroup tests tests/faults tests/newcomer $(PYTEST_ARGS)
+	$(BIN)/python -m tests.mutations
+	$(BIN)/python -m pytest -m nightly -n $$(( 4 * $(CORES) )) --dist loadgroup $(ALL_TESTS) $(PYTEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/shellcheck snakemake_executor_plugin_mantik/jobs/bash/*.sh tests/jobs/golden/*.sh
 	$(BIN)/python -m tests.size --check
+	@# One process compiles all tests and what they import; the workers of `make test` need not, then.
+	$(BIN)/python -m pytest -q --collect-only $(ALL_TESTS) | grep -v ::
 	$(MKDOCS) build --strict --config-file website/mkdocs.yml
 
 # Lines, statements and modules of each room. `make check` fails if one exceeds what tests/size.json has.

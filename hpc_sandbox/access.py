@@ -31,7 +31,6 @@ class SecuritySession:
 
     @property
     def known(self) -> bool:
-        """Return whether the request had credentials."""
         return self.dn != _ANONYMOUS
 
 
@@ -51,7 +50,6 @@ class Access:
 
     @property
     def dn(self) -> str:
-        """Return the user's distinguished name."""
         return f"CN={self.username}"
 
     def check(self, headers: Mapping[str, str]) -> SecuritySession:

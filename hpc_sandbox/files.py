@@ -271,12 +271,10 @@ class SandboxFiles:
 
 
 def _may_read(path: str, local: Path) -> bool:
-    """Return whether the server shows a file and lets it be downloaded."""
     return "'" not in path and "$HOME" not in path and _is_there(local)
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether a path exists and may be accessed."""
     try:
         return path.exists()
     except PermissionError:

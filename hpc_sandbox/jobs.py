@@ -100,7 +100,6 @@ class UnicoreJob:
 
     @property
     def batch_id(self) -> str:
-        """Return the `batchSystemID` of REST."""
         if self._on_login_node:
             return f"INTERACTIVE_{self.id}"
         return str(self.batch.id) if self.batch else "N/A"
@@ -402,5 +401,4 @@ class UnicoreJob:
 
 
 def _refused(item: Staged, reason: object) -> str:
-    """Return the server's message for a failed transfer."""
     return f"Filetransfer FAILED: [{item.source} -> {item.target}] error message: {reason}"

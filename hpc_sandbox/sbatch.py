@@ -114,7 +114,6 @@ class BatchRequest:
 
     @property
     def cpus(self) -> int:
-        """Return the CPUs over all nodes."""
         return self.tasks * self.cpus_per_task
 
 

@@ -382,7 +382,6 @@ def _environment(
 
 
 def _scontrol(job: LocalJob) -> dict[str, str]:
-    """Return the fields of `scontrol show job`."""
     request = job.request
     return {
         "JobId": str(job.id), "JobName": request.name, "JobState": job.state.value,

@@ -172,7 +172,6 @@ def submission_failed(stderr: str, submit_id: str) -> str:
 
 
 def _failed(command: str, stderr: str) -> str:
-    """Return the TSI's one-line reply to a failed command."""
     text = f"TSI_FAILED: Command '{command}' failed with code 1: {stderr.rstrip()}\n"
     return text.replace("\n", ":")
 

@@ -5,13 +5,15 @@ Importing this module is cheap: the code that talks to sites is imported when a 
 """
 
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Optional
 
+from snakemake_interface_common.exceptions import ApiError
+from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
-from snakemake_executor_plugin_mantik.adapter import snakemake_errors
-from snakemake_executor_plugin_mantik.adapter.executor import Executor
-from snakemake_executor_plugin_mantik.adapter.signals import CHOICES
+from .adapter import snakemake_errors
+from .adapter.signals import CHOICES
+from .common.errors import UserError
 
 TRACKED = ("mlproject", "all", "none")
 
@@ -106,6 +108,19 @@ class ExecutorSettings(ExecutorSettingsBase):
         Snakemake creates the settings before it checks its own lock and looks for scripts.
         """
         snakemake_errors.register_filter()
+
+
+class Executor(RemoteExecutor):
+    """What Snakemake creates when a run starts; `adapter.executor` is imported then."""
+
+    def __new__(cls, *given: Any) -> Any:
+        try:
+            snakemake_errors.check_snakemake_version()
+        except UserError as error:
+            raise ApiError(str(error)) from None
+        from .adapter.executor import SiteExecutor
+
+        return SiteExecutor(*given)
 
 
 common_settings = CommonSettings(

@@ -14,12 +14,13 @@ survive a restart, which resets Snakemake's `attempt` to 1.
 
 import inspect
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
-from snakemake_executor_plugin_mantik.common.errors import JournalError, UserError
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason, parse_reasons
-from snakemake_executor_plugin_mantik.journal import TryRecord, job_name, read_history
+from .common.errors import JournalError, UserError
+from .common.state_directory import STATE
+from .jobs.reasons import Reason, parse_reasons
+from .journal import job_name, read_history
 
 __all__ = ["failures", "grows", "last_failure"]
 
@@ -42,7 +43,8 @@ def failures(rulename: str, wildcards: Any) -> list[Reason]:
         tries = read_history(STATE, job_name(rulename, dict(wildcards.items())))
     except JournalError:
         return []  # no job was submitted from here yet
-    return _since_success(tries)
+    latest = takewhile(lambda record: record.outcome != "succeeded", reversed(tries))
+    return [Reason(record.reason) for record in latest if record.reason]
 
 
 def last_failure(rulename: str, wildcards: Any) -> Reason | None:
@@ -82,24 +84,11 @@ def grows(
             takes = inspect.signature(start).parameters
             first = start(wildcards, **{k: v for k, v in given.items() if k in takes})
         if not isinstance(first, int | float):
-            return (
-                first  # Snakemake's placeholder for a value that depends on files not yet created
-            )
+            return first  # a placeholder of Snakemake: it depends on files not made yet
+        times = sum(reason in reasons for reason in failures(rulename, wildcards))
         if attempt > 1 and not _run_by_mantik:
             times = attempt - 1
-        else:
-            times = sum(reason in reasons for reason in failures(rulename, wildcards))
         value = first * factor**times
         return round(value if at_most is None else min(value, at_most))
 
     return grown
-
-
-def _since_success(tries: list[TryRecord]) -> list[Reason]:
-    found: list[Reason] = []
-    for record in reversed(tries):
-        if record.outcome == "succeeded":
-            break
-        if record.reason:
-            found.append(Reason(record.reason))
-    return found

@@ -355,15 +355,14 @@ class DatasetObject(StorageObjectRead):
 
         The executor looks it up before it submits the first job.
         """
-        found = self.provider.catalog.look(self.dataset)
-        return not found.known or found.entry is not None
+        return self.provider.catalog.look(self.dataset) is not None
 
     def mtime(self) -> float:
-        entry = self.provider.catalog.look(self.dataset).entry
+        entry = self.provider.catalog.look(self.dataset)
         return -math.inf if entry is None else entry.modified
 
     def size(self) -> int:
-        entry = self.provider.catalog.look(self.dataset).entry
+        entry = self.provider.catalog.look(self.dataset)
         return 0 if entry is None else entry.size
 
     def retrieve_object(self) -> None:

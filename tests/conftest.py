@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +17,9 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
+WAITING = {"e2e", "golden", "workflows"}
+"""Folders of tests that run the real `snakemake`."""
+
 pytest_plugins = [
     "tests.support.sandbox",
     "tests.support.unicorex",
@@ -27,6 +31,23 @@ pytest_plugins = [
     "tests.real.centre.fixtures",
     "tests.real.software",
 ]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each worker begin with its share of the tests that mostly wait, or few do them last.
+
+    `--dist worksteal` gives each worker as many of the items as others, in a row.
+    """
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    waiting = [item for item in items if WAITING & set(item.path.parts)]
+    others = [item for item in items if not WAITING & set(item.path.parts)]
+    bounds = [len(others) * worker // workers for worker in range(workers + 1)]
+    items[:] = [
+        item
+        for worker, (first, last) in enumerate(pairwise(bounds))
+        for item in (*waiting[worker::workers], *others[first:last])
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """Snakemake finds the plugin in every kind of install, and importing it costs next to nothing."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -30,6 +32,19 @@ def python(*arguments: str, at: Path, **environment: str) -> str:
     )
     assert ended.returncode == 0, ended.stdout
     return ended.stdout
+
+
+def test_both_distributions_and_the_citation_have_one_version() -> None:
+    """release-please raises all of them."""
+    raised = json.loads((ROOT / "release-please-config.json").read_text())["packages"]["."]
+    files = ["pyproject.toml", *(each["path"] for each in raised["extra-files"])]
+    assert files == ["pyproject.toml", "packaging/storage-plugin/pyproject.toml", "CITATION.cff"]
+    found = [
+        re.search(r'^version(?: =|:) "?([0-9.]+)', (ROOT / f).read_text(), re.M) for f in files
+    ]
+    versions = [match[1] if match else "" for match in found]
+    known = json.loads((ROOT / ".release-please-manifest.json").read_text())["."]
+    assert versions == [known] * 3
 
 
 @pytest.fixture(scope="module")

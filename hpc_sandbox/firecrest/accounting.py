@@ -78,8 +78,6 @@ def accounting_of(
 
 
 class _SlurmAccounting(Accounting):
-    """The accounting of a real Slurm."""
-
     def __init__(self, scheduler: SlurmScheduler) -> None:
         self._scheduler = scheduler
         self._user = pwd.getpwuid(os.geteuid()).pw_name

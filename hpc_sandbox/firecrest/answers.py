@@ -32,7 +32,6 @@ class Failure(Exception):  # noqa: N818
         return self.message
 
     def body(self, user: str | None) -> dict[str, Any]:
-        """Return the body of the response to a request of `user`."""
         fields = [
             {"location": where, "name": name, "message": message}
             for where, name, message in self.fields

@@ -32,7 +32,6 @@ _ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "
 
 @contextmanager
 def _errors(tool: str, doing: str, status: int = 1) -> Iterator[None]:
-    """Turn an OSError into the tool's error."""
     try:
         spoil()
         yield

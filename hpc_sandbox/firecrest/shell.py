@@ -34,7 +34,6 @@ class CommandError(Exception):
         self.status = status
 
     def failure(self) -> Failure:
-        """Return firecREST's response."""
         message = f"Remote process failed with exit status:{self.status}"
         if str(self):
             message += f" and error message:{str(self).strip()}"

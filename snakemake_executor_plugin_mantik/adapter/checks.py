@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,51 +11,32 @@ from typing import Any
 from snakemake.io import is_flagged
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    ConfigError,
-    Mistake,
-    MistakeCollector,
-    UserError,
-    shorten_list,
-)
-from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
-from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.config.reading import (
-    LoadedConfig,
-    read_configs,
-    split_spec,
-)
-from snakemake_executor_plugin_mantik.engine.core import Engine
-from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.rules import deployment, preflight, resources
-from snakemake_executor_plugin_mantik.rules.context import (
+from ..common.errors import ConfigError, Mistake, MistakeCollector, UserError, shorten_list
+from ..config.environment_keys import EnvironmentConfig
+from ..config.exclude import Exclude
+from ..config.model import BackendConfig
+from ..config.reading import LoadedConfig, NoConfig, read_configs, split_spec
+from ..engine.core import Engine
+from ..engine.plan import Planner
+from ..engine.request import JobRequest
+from ..rules import deployment, preflight, resources
+from ..rules.context import (
     RuleContext,
     capped_options,
     check_conda_here,
     ignored_options,
-    read_options,
-    refuse_rules,
+    read_context,
 )
-from snakemake_executor_plugin_mantik.rules.kinds import groups
-from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit
-from snakemake_executor_plugin_mantik.rules.paths import storage
-from snakemake_executor_plugin_mantik.rules.preflight import MissingSnakemake
-from snakemake_executor_plugin_mantik.rules.site_job import SiteJob, parse_methods
-from snakemake_executor_plugin_mantik.rules.units import list_units, tracking_request
-from snakemake_executor_plugin_mantik.sites.credentials import (
-    find_account,
-)
-from snakemake_executor_plugin_mantik.storage.access import Finding
-from snakemake_executor_plugin_mantik.storage.catalog import Catalog, catalog_of
-from snakemake_executor_plugin_mantik.storage.paths import (
-    find_dataset,
-    storable_path,
-    uses_provider,
-    workspace_path,
-)
-
+from ..rules.kinds import groups
+from ..rules.kinds.groups import Unit
+from ..rules.paths import storage
+from ..rules.preflight import MissingSnakemake
+from ..rules.site_job import SiteJob, parse_methods
+from ..rules.units import list_units, tracking_request
+from ..sites.base import Entry
+from ..sites.credentials import find_account
+from ..storage.catalog import UNKNOWN, Catalog, catalog_of
+from ..storage.paths import find_dataset, storable_path, uses_provider, workspace_path
 from .job_files import refuse_future_inputs
 
 STATE_DIRECTORY = "mantik"
@@ -121,49 +103,37 @@ class CheckedWorkflow:
 
     @property
     def known(self) -> list[Unit]:
-        """The units whose resources can be evaluated before the run."""
-        return [unit for unit in self.units.values() if unit.is_known]
+        """The units whose resources can be evaluated before the run, at each of their sites."""
+        return list(_everywhere(self.units.values()))
 
     def refuse(self, unit: Unit) -> None:
-        """Check a job or group that is to be submitted: a checkpoint may have added it.
-
-        Raises:
-            UserError: the job cannot be run.
-        """
-        for check in (preflight.OBSTACLES, preflight.DATASETS, preflight.SECRETS):
+        """Check a job or group that is to be submitted: a checkpoint may have added it."""
+        for check in preflight.CHECKS:
             check.refuse([unit])
         for member in unit.members:
             resources.job_retry_reasons(member.job)
             tracking_request(member.job)
-            if not _deploys_conda_here(self.workflow):
+            if DeploymentMethod.CONDA not in self.workflow.deployment_settings.deployment_method:
                 deployment.drop_unrequested(member.job)
         unit.continuation  # noqa: B018 - reading checks it
 
     def request(self, unit: Unit, secrets: Mapping[str, str]) -> JobRequest:
-        """Make the engine's request for a job or group.
-
-        Raises:
-            UserError: the request cannot be made.
-        """
+        """Make the engine's request for a job or group."""
         forced = any(self._forces(member.job) for member in unit.members)
         request = groups.make_group_request(unit, secrets=secrets, forced=forced)
+        request = replace(request, patience_s=unit.patience_s)
         if not request.datasets:
             return request
         # A job that ran with earlier datasets is another one.
-        jobs = (member.job for member in unit.members)
-        found = [f.entry for f in look_up_datasets(jobs, catalog_of(self.workdir))]
+        found = look_up_datasets((m.job for m in unit.members), catalog_of(self.workdir))
         # Local times of a site may be shifted by an hour: see `engine.compare.same_time`.
-        versions = [None if e is None else (e.size, int(e.modified % _HOUR_S)) for e in found]
+        versions = [None if e is UNKNOWN else (e.size, int(e.modified % _HOUR_S)) for e in found]
         return replace(request, parameters=f"{request.parameters} {versions}")
 
     def _forces(self, job: Any) -> bool:
         settings = self.workflow.dag_settings
         forced = set(map(str, settings.forcerun))
         return settings.forceall or not forced.isdisjoint([job.rule.name, *map(str, job.output)])
-
-
-def _deploys_conda_here(workflow: Any) -> bool:
-    return DeploymentMethod.CONDA in workflow.deployment_settings.deployment_method
 
 
 def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> CheckedWorkflow:
@@ -184,17 +154,14 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
             do="Give the most jobs that may wait at a site for their inputs; 0 for none",
         )
     wanted = parse_methods(options.software_deployment)
-    run_options = read_options(workflow, wanted)
     for warning in ignored_options(workflow):
         logger.warning(warning)
     configs = _read_or_stand_in(found, options.backend_config, workdir)
-    context = RuleContext(configs, workdir, wanted, options=run_options)
+    context = read_context(workflow, configs, workdir, wanted)
     units = {job: Unit(job, context) for job in list_units(dag)}
     here = [Unit(job, context) for job in dag.needrun_jobs() if job.is_local]
-    obstacles = preflight.OBSTACLES.mistakes([*units.values(), *here])
-    with found.check():
-        refuse_rules(obstacles, preflight.OBSTACLES.what, preflight.OBSTACLES.do)
-    known = [unit for unit in units.values() if unit.is_known]
+    obstacles = preflight.OBSTACLES.refuse([*units.values(), *here], found)
+    known = list(_everywhere(units.values()))
     members = [member for unit in known for member in unit.members]
     limits = workflow.global_resources
     _check_without_sites(found, workflow, dag, members)
@@ -220,7 +187,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     # The checks below need a job that has a site and can run there.
     sound = [unit for unit in known if _is_sound(unit, obstacles)]
     members = [member for unit in sound for member in unit.members]
-    reported = {*obstacles, *_check_at_sites(found, dag, sound, here)}
+    reported = obstacles | _check_at_sites(found, dag, sound, here)
     with found.check():
         missing_snakemake.refuse(members)
     mistakes = preflight.find_mistakes(
@@ -232,16 +199,23 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
         found.refuse()
     for remark in deployment.deployment_warnings(members):
         logger.info(remark)
-    if without := _rules_without_outputs(members):
-        logger.warning(
-            f"These rules have no output, so what their jobs make stays at the site: {without}."
-            " Name it as output."
-        )
-    if (limited := _beyond_max_jobs(limits, len(sound), used, configs)) is not None:
-        logger.warning(limited)
+    for warning in (
+        *_without_outputs(members),
+        *_beyond_max_jobs(limits["_nodes"].value, len(sound), used, configs),
+    ):
+        logger.warning(warning)
     return CheckedWorkflow(
         workflow, options, context, planners, units, used, missing_snakemake, mistakes
     )
+
+
+def _everywhere(units: Iterable[Unit]) -> Iterator[Unit]:
+    """Yield the units whose resources can be evaluated now, at each of their sites."""
+    for unit in units:
+        if unit.is_known:
+            yield unit
+            with suppress(UserError):  # reported when the first one is checked
+                yield from unit.elsewhere()
 
 
 def _read_or_stand_in(
@@ -249,7 +223,9 @@ def _read_or_stand_in(
 ) -> Mapping[str, LoadedConfig]:
     """Read the configs; others stand in for invalid ones, so that further mistakes are found."""
     with found.check():
-        return _configs(specs, workdir)
+        if not specs:
+            raise NoConfig
+        return read_configs(specs, workdir)
     configs: dict[str, LoadedConfig] = {}
     for spec in specs:
         try:
@@ -279,7 +255,7 @@ def _check_without_sites(
 
 def _check_at_sites(
     found: MistakeCollector, dag: Any, units: list[Unit], here: list[Unit]
-) -> Iterable[str]:
+) -> set[str]:
     """Collect mistakes of jobs that have a site and no obstacle to run there.
 
     Returns:
@@ -292,22 +268,18 @@ def _check_at_sites(
             return deployment.conda_file_mistake(at.job, products)
         return deployment.deployment_mistake(at, products) or deployment.launcher_mistake(at)
 
-    with found.check():
-        preflight.DATASETS.refuse(units)
+    preflight.DATASETS.refuse(units, found)
     environments = preflight.Check(
         "the environments of some rules are not available", "Correct these rules", mistake
     )
-    mistaken = environments.mistakes([*here, *units])
-    with found.check():
-        refuse_rules(mistaken, environments.what, environments.do)
-    with found.check():
-        preflight.SECRETS.refuse(units)
+    mistaken = environments.refuse([*here, *units], found)
+    preflight.SECRETS.refuse(units, found)
     with found.check():
         _check_projects([member for unit in units for member in unit.members])
     return mistaken
 
 
-def _is_sound(unit: Unit, obstacles: Mapping[str, str]) -> bool:
+def _is_sound(unit: Unit, obstacles: Collection[str]) -> bool:
     """Return whether all members of a unit have a known site, and no obstacle to run there."""
     try:
         for member in unit.members:
@@ -317,45 +289,40 @@ def _is_sound(unit: Unit, obstacles: Mapping[str, str]) -> bool:
     return not any(member.rule.name in obstacles for member in unit.members)
 
 
-def _rules_without_outputs(members: Iterable[SiteJob]) -> str:
-    """Return the names of rules whose jobs run at a site and leave no file here; may be empty.
-
-    The results of entry points go to MLflow.
-    """
+def _without_outputs(members: Iterable[SiteJob]) -> Iterator[str]:
+    """Warn of jobs at a site that leave no file here. The results of entry points go to MLflow."""
     found = {
         member.rule.name
         for member in members
         if not (member.job.output or member.job.is_norun or member.entry_point)
     }
-    return ", ".join(sorted(found))
+    if found:
+        yield (
+            "These rules have no output, so what their jobs make stays at the site:"
+            f" {', '.join(sorted(found))}. Name it as output."
+        )
 
 
 def _beyond_max_jobs(
-    global_resources: Any, jobs: int, used: list[str], configs: Mapping[str, LoadedConfig]
-) -> str | None:
-    """Return a remark if `--jobs` allows more jobs than the sites' `MaxJobs` together do.
+    wanted: int | None, jobs: int, used: list[str], configs: Mapping[str, LoadedConfig]
+) -> Iterator[str]:
+    """Warn if `--jobs`, `wanted`, allows more jobs than the sites' `MaxJobs` together do.
 
-    None without a number of jobs, which `smk-mantik plan` and `--jobs unlimited` stand for.
+    There is no number of jobs with `smk-mantik plan` and `--jobs unlimited`.
     """
-    wanted = global_resources["_nodes"].value
     limits = {name: configs[name].config.site.max_jobs for name in used}
-    most = sum(limits.values())
-    if not used or wanted in (None, sys.maxsize) or min(wanted, jobs) <= most:
-        return None
-    named = ", ".join(f"{number} at {name}" for name, number in limits.items())
-    return (
-        f"--jobs {wanted}: at most {named} are submitted at once (Site: MaxJobs in the backend"
-        " config); the others wait here. Raise MaxJobs if the site allows more."
-    )
+    if used and wanted not in (None, sys.maxsize) and min(wanted, jobs) > sum(limits.values()):
+        named = ", ".join(f"{number} at {name}" for name, number in limits.items())
+        yield (
+            f"--jobs {wanted}: at most {named} are submitted at once (Site: MaxJobs in the backend"
+            " config); the others wait here. Raise MaxJobs if the site allows more."
+        )
 
 
 def _check_names(jobs: Iterable[Any]) -> None:
     """Check that no file is named both with and without `storage.mantik`.
 
     Snakemake would take it for two files.
-
-    Raises:
-        UserError: one is.
     """
     named: dict[str, None] = {}
     plain: set[str] = set()
@@ -372,20 +339,21 @@ def _check_names(jobs: Iterable[Any]) -> None:
         )
 
 
-def look_up_datasets(jobs: Iterable[Any], catalog: Catalog) -> list[Finding]:
+def look_up_datasets(jobs: Iterable[Any], catalog: Catalog) -> list[Entry]:
     """Look up the datasets that jobs read, as far as their sites' APIs can list them.
 
     Raises:
         UserError: lists those that do not exist.
     """
     missing: dict[str, None] = {}
-    all_found = []
+    all_found: list[Entry] = []
     for job in jobs:
         for dataset in filter(None, map(find_dataset, job.input)):
             found = catalog.look(dataset)
-            all_found.append(found)
-            if found.known and found.entry is None:
+            if found is None:
                 missing[f"{dataset} (rule {job.rule.name})"] = None
+            else:
+                all_found.append(found)
     if missing:
         raise UserError(
             f"datasets do not exist (nothing submitted): {', '.join(missing)}",
@@ -395,11 +363,7 @@ def look_up_datasets(jobs: Iterable[Any], catalog: Catalog) -> list[Finding]:
 
 
 def _check_projects(members: list[SiteJob]) -> None:
-    """Check that the entry points that jobs run get valid values and find their project.
-
-    Raises:
-        ConfigError: lists all mistakes.
-    """
+    """Check that the entry points that jobs run get valid values and find their project."""
     mistakes: dict[Mistake, None] = {}
     for at in members:
         if at.entry_point is None:
@@ -414,16 +378,6 @@ def _check_projects(members: list[SiteJob]) -> None:
             mistakes[Mistake(str(at.context.sites[at.site].path), "Exclude", what)] = None
     if mistakes:
         raise ConfigError(list(mistakes))
-
-
-def _configs(specs: list[str], workdir: Path) -> dict[str, LoadedConfig]:
-    if not specs:
-        raise ConfigError(
-            [Mistake("--mantik-backend-config", "", "no Compute Backend Config was given")],
-            do="Write one with 'smk-mantik init' and name it with this option, in a profile, or in"
-            " SNAKEMAKE_MANTIK_BACKEND_CONFIG",
-        )
-    return read_configs(specs, workdir)
 
 
 def check_jobs(
@@ -446,6 +400,7 @@ def check_jobs(
                 resources.job_retry_reasons(member.job)
                 tracking_request(member.job)
             asked, going_on = unit.asked, unit.continuation
+            unit.patience_s  # noqa: B018 - reading checks it
             resources.refuse_misspelt(asked.later)
             if (site := asked.site) is None:
                 continue
@@ -473,9 +428,9 @@ def find_products(dag: Any) -> frozenset[str]:
 
     They are not uploaded as sources: each job uploads its own inputs.
     """
-    paths: set[str] = set()
-    for job in dag.jobs:
-        benchmark = [job.benchmark] if job.benchmark is not None else []
-        for path in [*job.input, *job.output, *job.log, *benchmark]:
-            paths.add(storable_path(path) or os.path.relpath(path))
-    return frozenset(paths)
+    return frozenset(
+        storable_path(path) or os.path.relpath(path)
+        for job in dag.jobs
+        for path in (*job.input, *job.output, *job.log, job.benchmark)
+        if path is not None
+    )

@@ -1,48 +1,56 @@
 """Translate Snakemake's calls into calls of the engine. No I/O with a site happens here."""
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from snakemake.exceptions import RuleException, format_exception_to_string
 from snakemake_interface_common.exceptions import ApiError, WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
-from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikError, printable
-
+from .. import retry
+from ..common.errors import JournalError, MantikError, printable
+from ..engine.messages import ahead_message, describe_os_error
+from ..engine.request import JobNumber, JobRequest, Outcome
+from ..engine.transfer_meter import TransferMeter
+from ..jobs.reasons import Reason
+from ..rules import Job
+from ..rules.context import RuleContext
+from ..rules.kinds.groups import Unit
+from ..rules.make_request import workflow_variables
+from ..rules.paths import storage
+from ..rules.preflight import OBSTACLES
+from ..rules.units import keep_groups_current, list_members
+from ..storage.catalog import catalog_of
+from ..storage.paths import storable_path, uses_provider
+from . import job_files, job_log
+from .progress_line import BottomLine, open_progress_line
+from .run_notices import RunNotices, describe_failures, sum_up_failures
 from .signals import DETACHED, FAILED_HERE, NO_SPACE, Interruption, is_disk_full
-from .snakemake_errors import check_snakemake_version
-
-if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
-    from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
-
-    from .progress_line import BottomLine
-    from .run_notices import RunNotices
-    from .startup import ActiveRun, Ending
-
-_Job = Any
-"""A Snakemake job. Snakemake's own classes are not typed."""
+from .startup import ActiveRun, Ending, start_run
+from .workflow_metadata import is_done
 
 _CHECK_S = 0.2
 """Seconds between two checks for jobs that the engine has finished. A check costs no request."""
 
 
-class Executor(RemoteExecutor):
+class SiteExecutor(RemoteExecutor):
     """Runs each job at the site that its rule names.
 
     Snakemake's waiting thread starts calling `check_active_jobs` before `__post_init__` ends. A job
     that `check_active_jobs` neither yields nor reports would be lost for ever.
     """
 
-    _run: "ActiveRun | None" = None
-    _line: "BottomLine | None" = None
-    _notices: "RunNotices | None" = None
-    _ending: "Ending | None" = None
+    _run: ActiveRun | None = None
+    _line: BottomLine | None = None
+    _notices: RunNotices | None = None
+    _ending: Ending | None = None
 
     def __post_init__(self) -> None:
         """Check the workflow and open the sites, if any job of it runs at a site.
@@ -51,18 +59,16 @@ class Executor(RemoteExecutor):
             ApiError: the configuration, the credentials or the workflow have mistakes, or a site
                 cannot be used. Nothing has been submitted.
         """
-        from snakemake_executor_plugin_mantik.rules.units import keep_groups_current
-
-        with self._refusing():
-            check_snakemake_version()
         self._finished: dict[JobNumber, Outcome] = {}
         self._uncommitted: dict[JobNumber, Outcome] = {}
+        self._failures: dict[JobNumber, Outcome] = {}
         self._named: dict[JobNumber, str] = {}
         self._variables: dict[str, str] | None = None
         choice = self.workflow.executor_settings.on_interrupt
         self._interruption = Interruption(choice)
-        with self._refusing():
-            self._notices = self._make_notices()
+        if (setting := self.workflow.executor_settings.notify) is not None:
+            with self._refusing():
+                self._notices = RunNotices(self.workflow, setting, self.logger, self._failures)
         keep_groups_current(self.dag)
         units = (self.dag.get_job_group(job) or job for job in self.dag.needrun_jobs())
         if any(not unit.is_local for unit in units):
@@ -91,79 +97,47 @@ class Executor(RemoteExecutor):
             self._close_line()
             raise
 
-    def _make_notices(self) -> "RunNotices | None":
-        """Return what notifies the user, if anything is to."""
-        setting = self.workflow.executor_settings.notify
-        if setting is None:
-            return None
-        from .run_notices import RunNotices
-
-        return RunNotices(self.workflow, setting, self.logger)
-
     def _used_sites(self) -> list[str]:
         return list(self._run.checked.used) if self._run is not None else []
 
     def _check_local(self) -> None:
         """Check the jobs of a run in which none runs at a site."""
-        from snakemake_executor_plugin_mantik.rules.context import RuleContext
-        from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit
-        from snakemake_executor_plugin_mantik.rules.preflight import OBSTACLES
-        from snakemake_executor_plugin_mantik.storage.paths import uses_provider
-
         if not uses_provider(self.workflow):
             return
         context = RuleContext({}, Path.cwd())
         with self._refusing():
             OBSTACLES.refuse(Unit(job, context) for job in self.dag.needrun_jobs())
 
-    def _start(self) -> "ActiveRun":
-        # Imported here because Snakemake imports this module for every one of its commands.
-        from snakemake_executor_plugin_mantik import retry
-        from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
-
-        from .startup import start_run
-
-        retry.executor_runs()
-        meter = TransferMeter()
-        self._open_line(meter)
-        with self._refusing():
-            self._run = start_run(self.workflow, self.dag, self.logger, meter)
-        return self._run
-
-    def _open_line(self, meter: "TransferMeter") -> None:
-        from .progress_line import open_progress_line
-
+    def _start(self) -> ActiveRun:
         def count() -> Mapping[str, int]:
             return self._run.engine.count_jobs() if self._run is not None else {}
 
+        retry.executor_runs()
+        meter = TransferMeter()
         self._line = open_progress_line(self.workflow, self.logger, count, meter)
         if self._line is not None:
             self._interruption.undisturbed = self._line.paused
+        with self._refusing():
+            self._run = start_run(self.workflow, self.dag, self.logger, meter)
+        return self._run
 
     def _close_line(self) -> None:
         if self._line is not None:
             self._line.close()
 
-    def run_job(self, job: _Job) -> None:
+    def run_job(self, job: Job) -> None:
         """Pass a job to the engine, unless its outputs are in Snakemake's cache.
 
         First remove its old outputs, as Snakemake does locally. A job that cannot be run is
         reported as failed, with the reason.
         """
-        from snakemake.exceptions import RuleException, format_exception_to_string
-
-        from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
-        from snakemake_executor_plugin_mantik.engine.request import Outcome
-        from snakemake_executor_plugin_mantik.rules.paths import storage
-        from snakemake_executor_plugin_mantik.rules.units import list_members
-
-        from . import job_files
-
         self._interruption.handle()
         # After a local checkpoint, this may be the first job that is not local.
         run = self._run or self._start()
-        info = SubmittedJobInfo(job)
-        self.report_job_submission(info)
+        self.report_job_submission(SubmittedJobInfo(job))
+        self._submit(run, job)
+
+    def _submit(self, run: ActiveRun, job: Job) -> None:
         try:
             if storage.jobs_use_storage(self.workflow):
                 # The job's own Snakemake prepares it, in the storage.
@@ -196,16 +170,12 @@ class Executor(RemoteExecutor):
                 run.engine.submit(request)
                 run.propose(job, self.envvars())
 
-    def _request(self, run: "ActiveRun", job: _Job) -> "JobRequest":
+    def _request(self, run: ActiveRun, job: Job) -> JobRequest:
         """Make the engine's request for a job.
 
         If its values cannot be computed, functions of its rule may read inputs that stay at a site:
         fetch these and try again.
         """
-        from snakemake_executor_plugin_mantik.rules.units import list_members
-        from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
-        from snakemake_executor_plugin_mantik.storage.paths import storable_path, uses_provider
-
         try:
             return run.request(job, self.envvars())
         except (MantikError, WorkflowError):
@@ -231,20 +201,14 @@ class Executor(RemoteExecutor):
 
         These are the workflow's own, and those of the storage plugins if jobs use the storage.
         """
-        from snakemake_executor_plugin_mantik.rules.make_request import workflow_variables
-        from snakemake_executor_plugin_mantik.rules.paths.storage import storage_secrets
-
         if self._variables is None:
             self._variables = {
                 **workflow_variables(self.workflow, os.environ),
-                **storage_secrets(self.workflow),
+                **storage.storage_secrets(self.workflow),
             }
         return self._variables
 
-    def _refuse(self, job: _Job, message: str) -> None:
-        from snakemake_executor_plugin_mantik.engine.request import Outcome
-        from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-
+    def _refuse(self, job: Job, message: str) -> None:
         if self._run is not None:
             self._run.requested.discard(job.jobid)
         self._finished[job.jobid] = Outcome(
@@ -272,11 +236,15 @@ class Executor(RemoteExecutor):
             self._named |= self._run.states.news()
             self._register(active_jobs)
             self._finished |= {o.number: o for o in self._run.engine.collect()}
-        from .job_files import is_ahead_of_time
-
         for info in active_jobs:
             outcome = self._finished.get(info.job.jobid) if self._run is not None else None
-            if outcome is None or (outcome.succeeded and is_ahead_of_time(info.job)):
+            if outcome is not None and outcome.withdrawn and self._run is not None:
+                del self._finished[outcome.number]
+                self._run.withdrawn(info.job)
+                # In a thread without an event loop, as Snakemake expects it.
+                await asyncio.to_thread(self._submit, self._run, info.job)
+                outcome = None
+            if outcome is None or (outcome.succeeded and job_files.is_ahead_of_time(info.job)):
                 yield info  # Snakemake would refuse its outputs now, and not in a moment
             else:
                 del self._finished[outcome.number]
@@ -290,12 +258,7 @@ class Executor(RemoteExecutor):
                 with suppress(OSError):  # reported when the job was registered without the ids
                     info.job.register(external_jobid=ids)
 
-    async def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
-        from snakemake_executor_plugin_mantik.rules.paths import storage
-        from snakemake_executor_plugin_mantik.rules.units import list_members
-
-        from . import job_files
-
+    async def _report(self, info: SubmittedJobInfo, outcome: Outcome) -> None:
         self._uncommitted[outcome.number] = outcome
         if self._run is not None:
             self._run.ended(outcome)
@@ -315,19 +278,16 @@ class Executor(RemoteExecutor):
                 storage.refresh_storage(list_members(info.job))
             self.report_job_success(info)
         else:
-            if self._notices is not None:
-                self._notices.note(outcome)
+            self._failures[outcome.number] = outcome
             logs = [str(outcome.log)] if outcome.log is not None else []
             missed = self._run.missed(info.job, outcome) if self._run is not None else ""
             message = printable(f"{outcome.message}{missed}")
             self.report_job_error(info, msg=message, aux_logs=logs)
 
-    def _benchmark(self, job: _Job) -> str:
+    def _benchmark(self, job: Job) -> str:
         """Write the benchmark files that the job declares. Return an error, or ''."""
         if self._run is None or not (measured := self._run.measured.get(job.jobid)):
             return ""
-        from . import job_files
-
         extended = self.workflow.output_settings.benchmark_extended
         try:
             for member, path in measured:
@@ -340,8 +300,6 @@ class Executor(RemoteExecutor):
         self, job_info: SubmittedJobInfo, msg: str | None = None, **kwargs: Any
     ) -> None:
         """Log what happened. The base class would point to a cluster's log instead."""
-        from . import job_log
-
         if job_info.external_jobid is not None:
             kwargs["external_jobid"] = job_info.external_jobid
         kwargs |= job_info.aux or {}
@@ -351,14 +309,12 @@ class Executor(RemoteExecutor):
         else:
             job_log.log_job_error(self.logger, job_info.job, msg, **kwargs)
 
-    def handle_job_success(self, job: _Job) -> None:
+    def handle_job_success(self, job: Job) -> None:
         """Commit the job once Snakemake has accepted its outputs, so that it is not repeated."""
         super().handle_job_success(job)
         self._commit(job)
 
-    def handle_job_error(self, job: _Job) -> None:
-        from . import job_log
-
+    def handle_job_error(self, job: Job) -> None:
         super().handle_job_error(job)
         if (outcome := self._uncommitted.get(job.jobid)) is not None:
             job_log.veto_retry(self.logger, job, outcome)
@@ -366,7 +322,7 @@ class Executor(RemoteExecutor):
             self._run.ahead.failed(job)
         self._commit(job, failed=True)
 
-    def _commit(self, job: _Job, *, failed: bool = False) -> None:
+    def _commit(self, job: Job, *, failed: bool = False) -> None:
         outcome = self._uncommitted.pop(job.jobid, None)
         if outcome is not None and self._run is not None and outcome.number in self._run.requested:
             try:
@@ -415,44 +371,32 @@ class Executor(RemoteExecutor):
         self._interruption.detached = True
         self.logger.error(NO_SPACE if is_disk_full(error) else FAILED_HERE)
 
-    def _report_ahead(self) -> None:
-        """Say how far the pipeline goes on without this process."""
-        from snakemake_executor_plugin_mantik.engine.messages import ahead_message
-
-        if self._run is not None and (records := self._run.engine.drain_ahead()):
+    def _close_run(self, how: Ending) -> None:
+        if self._run is None:
+            return
+        detached, at_once = self._interruption.detached, self._interruption.at_once
+        if detached and not at_once and (records := self._run.engine.drain_ahead()):
             self.logger.info(ahead_message(records))
-
-    def _close_run(self, how: "Ending") -> None:
-        if self._run is not None:
-            if self._interruption.detached and not self._interruption.at_once:
-                self._report_ahead()
-            self._run.close(
-                "detached" if self._interruption.detached else how,
-                tidy=not (self._interruption.detached or self._interruption.at_once),
-            )
+        self._run.close("detached" if detached else how, tidy=not (detached or at_once))
 
     def shutdown(self) -> None:
-        from .workflow_metadata import is_done
-
         super().shutdown()
         self._close_line()
         how = self._ending or ("finished" if is_done(self.dag) else "failed")
+        words = {"finished": "succeeded", "killed": "cancelled"}.get(how, "failed")
         try:
             try:
                 if self._notices is not None:
-                    self._notices.end(_outcome(how, self._interruption), self._used_sites())
+                    outcome = "detached" if self._interruption.detached else words
+                    self._notices.end(outcome, self._used_sites())
             finally:
                 self._close_run(how)
         finally:
             if self._notices is not None:
                 self._notices.wait(at_once=self._interruption.at_once)
+        if failed := describe_failures(self.workflow, self._failures):
+            self.logger.error(printable(sum_up_failures(failed)))
         if self._interruption.detached and isinstance(sys.exception(), SystemExit):
             # Otherwise Snakemake would report that a job did not complete successfully, and run
             # the workflow's onerror.
             raise SystemExit(1)
-
-
-def _outcome(how: "Ending", interruption: Interruption) -> str:
-    if interruption.detached:
-        return "detached"
-    return {"finished": "succeeded", "killed": "cancelled"}.get(how, "failed")

@@ -18,18 +18,18 @@ from snakemake.benchmark import BenchmarkRecord, write_benchmark_records
 from snakemake.sourcecache import LocalSourceFile
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
-from snakemake_executor_plugin_mantik.engine.request import Outcome
-from snakemake_executor_plugin_mantik.jobs.paths import local_path
-from snakemake_executor_plugin_mantik.journal import TIMESTAMP
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.paths import storage
-from snakemake_executor_plugin_mantik.rules.paths.workflow_code import resolve_source
-from snakemake_executor_plugin_mantik.rules.units import list_members
-from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
-from snakemake_executor_plugin_mantik.storage.paths import home_of, storable_path, uses_provider
+from ..common.errors import MantikError, UserError
+from ..common.humanize import humanize_duration
+from ..engine.messages import describe_os_error
+from ..engine.request import Outcome
+from ..jobs.paths import local_path
+from ..journal import TIMESTAMP
+from ..rules import Job
+from ..rules.paths import storage
+from ..rules.paths.workflow_code import resolve_source
+from ..rules.units import list_members
+from ..storage.catalog import catalog_of
+from ..storage.paths import home_of, storable_path, uses_provider
 
 
 async def prepare_files(workflow: Any, job: Job) -> None:
@@ -52,7 +52,7 @@ async def prepare_files(workflow: Any, job: Job) -> None:
             workflow.persistence.backup_output(Path(output))
         if not is_flagged(output, "pipe"):  # a pipe is created where the job runs
             output.prepare()
-    for path in [*job.log, *([job.benchmark] if job.benchmark is not None else [])]:
+    for path in filter(None, (*job.log, job.benchmark)):
         path.prepare()
 
 
@@ -145,13 +145,9 @@ def write_benchmark(job: Any, measured: Path, *, extended: bool) -> None:
         lines = measured.read_text().splitlines()
         records = [_record(line) for line in lines]
         for record in records:
-            record.jobid, record.rule_name, record.wildcards = (
-                job.jobid,
-                job.rule.name,
-                job.wildcards,
-            )
-            record.params, record.resources = job.params, job.resources
-            record.input, record.threads = job.input, job.threads
+            record.rule_name = job.rule.name
+            for name in ("jobid", "wildcards", "params", "resources", "input", "threads"):
+                setattr(record, name, getattr(job, name))
         path = storable_path(job.benchmark)
         target = str(job.benchmark) if path is None else str(local_path(path, Path.cwd()))
         Path(target).parent.mkdir(parents=True, exist_ok=True)
@@ -182,16 +178,14 @@ def _record(line: str) -> BenchmarkRecord:
 
 _WAITED_S = 60.0
 """Seconds by which clocks of file servers are off without anybody's mistake."""
+_TICK_S = 0.02
+"""Seconds by which the kernel's dates of files are behind the clock: its tick, and some more."""
 _NAMED = 5
 """Files that a message names, at most."""
 
 
 def refuse_future_inputs(jobs: Iterable[Any]) -> None:
-    """Check the dates of files that exist before the run, and that `jobs` do not make themselves.
-
-    Raises:
-        UserError: some are in the future.
-    """
+    """Check the dates of files that exist before the run, and that `jobs` do not make."""
     jobs = list(jobs)
     made = {str(path) for job in jobs for path in job.output}
     readers: dict[str, Any] = {}
@@ -218,7 +212,7 @@ def refuse_future_inputs(jobs: Iterable[Any]) -> None:
 
 def is_ahead_of_time(unit: Any) -> bool:
     """Return whether an input of a job or group is dated a little in the future."""
-    now = time.time()
+    now = time.time() - _TICK_S  # a file that is written now may be dated so much earlier
     paths = (path for job in list_members(unit) for path in _read_files(job))
     return any(now < _date(path) <= now + _WAITED_S for path in paths)
 

@@ -9,20 +9,25 @@ Snakemake's own `log_error` claims that a command failed also if the job ended f
 from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from snakemake.settings.enums import Quietness
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
-from snakemake_executor_plugin_mantik.engine import messages
-from snakemake_executor_plugin_mantik.engine.observer import JobEnd, JobExtras, Observer
-from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.resources import RETRY_RESOURCE, job_retry_reasons
-from snakemake_executor_plugin_mantik.rules.units import job_identity, list_members
-from snakemake_executor_plugin_mantik.sites.slurm import explain_pending
+from ..common.errors import MantikError, printable
+from ..common.state_directory import read_end
+from ..engine import messages
+from ..engine.observer import JobEnd, JobExtras, Observer
+from ..engine.request import JobNumber, JobRequest, Outcome
+from ..jobs.paths import local_path
+from ..jobs.reasons import Reason
+from ..journal import TryRecord, TryState
+from ..rules import Job
+from ..rules.resources import RETRY_RESOURCE, job_retry_reasons
+from ..rules.units import job_identity, list_members
+from ..sites.slurm import explain_pending
+
+_END_BYTES: Final = 4 << 10
+"""How much of an output to read for its last line."""
 
 
 class JobLog(Observer):
@@ -81,11 +86,11 @@ class JobLog(Observer):
         request = self._requests.get(record.id)
         if record.id in self._waits:
             name, before = f"{record.name}, {record.part}", f"segment {record.segment}"
-            text = messages.queued_message(name, record.site, site_job, [before])
+            text = messages.waiting_message(name, record.site, site_job, [before])
         elif request is not None and request.unmade:
             makers = dict.fromkeys(self._names.get(job, "") for job in request.unmade.values())
             behind = [name for name in makers if name]
-            text = messages.queued_message(record.name, record.site, site_job, behind)
+            text = messages.waiting_message(record.name, record.site, site_job, behind)
         else:
             name = f"{record.name}, {record.part}" if record.segment else record.name
             text = messages.submitted_message(name, record.site, site_job, queue or None)
@@ -108,7 +113,12 @@ class JobLog(Observer):
             self._notify(record, "succeeded", text, log=str(log or ""), **facts)
         elif end.reason is not None:
             # With --quiet rules this is the only line.
-            text = messages.ended_message(record.name, record.site, end.reason, end.words, log)
+            written = [end.log, *(local_path(p, self._workdir) for p in record.log_files)]
+            ends = ((path, read_end(path, _END_BYTES)) for path in written if path is not None)
+            path, last = next(((path, e) for path, e in ends if e.strip()), (end.log, b""))
+            text = messages.ended_message(
+                record.name, record.site, end.reason, end.words, self._shown(path), end=last
+            )
             self._notify(
                 record, "failed", text, log=str(log or ""), reason=str(end.reason), **facts
             )
@@ -164,17 +174,14 @@ def log_group_error(
     from snakemake_interface_logger_plugins.common import LogEvent
 
     members = [member for member in group if job_identity(member) in failed] or list(group)
-    infos = [
-        _of_its_command(member.get_log_error_info(indent=True, **kwargs), **kwargs)
-        for member in members
-    ]
+    infos = (member.get_log_error_info(indent=True, **kwargs) for member in members)
     logger.error(
         f"Error in group {group.groupid}: {msg}",
         extra={
             "event": LogEvent.GROUP_ERROR,
             "groupid": group.groupid,
             "aux_logs": aux_logs or [],
-            "job_error_info": infos,
+            "job_error_info": [_of_its_command(info, **kwargs) for info in infos],
             **kwargs,
         },
     )

@@ -15,15 +15,14 @@ from snakemake.exceptions import RuleException
 from snakemake.io import is_callable, is_flagged
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.journal import is_utf8
-from snakemake_executor_plugin_mantik.rules import Job, preflight
-from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit
-from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
-from snakemake_executor_plugin_mantik.rules.site_job import SiteJob
-from snakemake_executor_plugin_mantik.rules.units import job_identity, list_members, member_title
-
+from ..common.errors import MantikError
+from ..engine.request import JobRequest
+from ..journal import is_utf8
+from ..rules import Job, preflight
+from ..rules.kinds.groups import Unit
+from ..rules.paths.storage import jobs_use_storage
+from ..rules.site_job import SiteJob
+from ..rules.units import job_identity, list_members, member_title
 from . import job_files
 from .checks import CheckedWorkflow
 

@@ -14,32 +14,34 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from snakemake.exceptions import RuleException
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.config.environment import describe_software
-from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
-from snakemake_executor_plugin_mantik.engine.forecast import (
+from ..common.errors import MantikError, UserError
+from ..config.environment import describe_software
+from ..config.environment_keys import EnvironmentConfig
+from ..engine.forecast import (
     LOCAL,
     Forecast,
     Forecaster,
     JobPlan,
+    Preview,
     Total,
+    make_preview,
 )
-from snakemake_executor_plugin_mantik.engine.plan import find_misfits, unchecked_resources
-from snakemake_executor_plugin_mantik.jobs.paths import display_path
-from snakemake_executor_plugin_mantik.rules import Job, preflight
-from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit
-from snakemake_executor_plugin_mantik.rules.make_request import workflow_variables
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
-from snakemake_executor_plugin_mantik.rules.units import list_members, unit_name
-from snakemake_executor_plugin_mantik.sites.base import QueueLimits
-from snakemake_executor_plugin_mantik.storage.paths import storable_path
-
+from ..engine.plan import choose_queue, unchecked_resources
+from ..jobs.paths import display_path
+from ..rules import Job, preflight
+from ..rules.kinds.groups import Unit
+from ..rules.make_request import workflow_variables
+from ..rules.paths.job_paths import JobPaths
+from ..rules.units import list_members, unit_name
+from ..sites.base import QueueLimits, SiteFacts
+from ..storage.paths import storable_path
 from . import checks, startup
 from .checks import CheckedWorkflow
 from .look_ahead import forecast_ahead
@@ -65,7 +67,10 @@ def plan_workflow(
         {rule: what for rule, what in checked.mistakes.items() if rule not in at_sites}
     )
     limits = startup.collect_facts(checked) if connect else {}
-    units = _units(dag)
+    needed = set(dag.needrun_jobs())
+    # In an order that respects dependencies.
+    ordered = (job for level in dag.toposorted(needed) for job in sorted(level, key=_key))
+    units = list(dict.fromkeys(dag.get_job_group(job) or job for job in ordered))
     places = JobPaths(checked.workdir, lambda: "")  # used for paths within a workspace only
     made = {
         place: LOCAL if unit.is_local else checked.units[unit].asked.site or LOCAL
@@ -76,7 +81,7 @@ def plan_workflow(
     jobs: list[Forecast] = []
     with Forecaster(checked.workdir, checked.state, checked.planners, made) as forecaster:
         secrets = dict.fromkeys(workflow_variables(workflow, os.environ), "")  # names alone
-        look = _Look(checked, secrets, workflow.linemaps, forecaster, places, frozenset(made))
+        look = _Look(checked, secrets, forecaster, places, frozenset(made), limits)
         jobs = [look.at(checked.units[unit]) for unit in units if not unit.is_local]
         products = checks.find_products(dag)
         totals: dict[str, Total] = {}
@@ -91,10 +96,11 @@ def plan_workflow(
     for at, job in enumerate(jobs):
         if job.site in limits and job.resources is not None:
             facts = limits[job.site]
-            found = list(find_misfits(job.resources, facts))
-            misfits = [f"{m.what}. {m.do}." for m in found if m.certain]
-            jobs[at] = replace(job, mistake=" ".join([job.mistake, *misfits]).strip())
-            warnings |= {f"{job.site}: {m.what}. {m.do}.": None for m in found if not m.certain}
+            try:
+                found = checked.planners[job.site].fits(job.resources, facts)
+                warnings |= {f"{job.site}: {warning}": None for warning in found}
+            except UserError as error:
+                jobs[at] = replace(job, mistake=f"{job.mistake} {error}".strip())
             queue = facts.queues.get(next(iter(job.resources.queues), ""), QueueLimits())
             left = totals[job.site].unchecked
             left += [name for name in unchecked_resources(job.resources, queue) if name not in left]
@@ -116,19 +122,46 @@ def plan_workflow(
     )
 
 
+def preview_job(workflow: Any, options: Any, logger: Any, wanted: str) -> Preview:
+    """Return the preview of the job that `wanted` names: by its rule, its name, or an output.
+
+    Of a rule with several jobs it is the first one.
+
+    Raises:
+        MantikError: there is none, or it could not be submitted.
+    """
+    checked = checks.check_workflow(workflow, workflow.dag, options, logger)
+    named = {
+        (unit_name(job), unit): {unit_name(job), *job.rules, *map(str, _outputs(job))}
+        for job, unit in checked.units.items()
+    }
+    found = [key for key, names in named.items() if wanted in names]
+    if not found:
+        rules = sorted({rule for job in checked.units for rule in job.rules})
+        raise UserError(
+            f"no job at a site is named {wanted!r}",
+            do=f"Name a rule ({', '.join(rules)}), a job as smk-mantik plan shows it, or an output",
+        )
+    name, unit = min(found, key=itemgetter(0))
+    preflight.refuse_mistakes({r: m for r, m in checked.mistakes.items() if r in unit.job.rules})
+    site = unit.asked.site
+    if site is None or not all(map(preflight.is_determined, unit.members)):
+        what = f"what is submitted for {name} follows from files that are still to be made"
+        raise UserError(what, do="Run the jobs that make them")
+    try:
+        request = checked.request(unit, dict.fromkeys(workflow_variables(workflow, os.environ), ""))
+    except (RuleException, WorkflowError) as error:
+        raise UserError(preflight.describe_error(error, workflow.linemaps)) from error
+    sources = startup.collect_sources(checked, checks.find_products(workflow.dag), logger, site)
+    return make_preview(checked.planners[site], request, uploads=sources.paths)
+
+
 def _sizes(workdir: Path, paths: Iterable[str]) -> dict[str, int]:
     found = {}
     for path in paths:
         with suppress(OSError):  # it was removed meanwhile
             found[path] = (workdir / path).stat().st_size
     return found
-
-
-def _units(dag: Any) -> list[Job]:
-    """Return the jobs and groups that would run, in an order that respects dependencies."""
-    needed = set(dag.needrun_jobs())
-    ordered = (job for level in dag.toposorted(needed) for job in sorted(level, key=_key))
-    return list(dict.fromkeys(dag.get_job_group(job) or job for job in ordered))
 
 
 def _key(job: Job) -> tuple[str, list[tuple[str, str]]]:
@@ -160,17 +193,17 @@ class _Look:
 
     Attributes:
         secrets: names of the variables of this process that jobs get.
-        linemaps: Snakemake's, for its messages.
         places: maps paths to those in a workspace.
         made: paths in the workspace that jobs of the run make.
+        facts: what the sites have reported, if they were asked.
     """
 
     checked: CheckedWorkflow
     secrets: Mapping[str, str]
-    linemaps: Any
     forecaster: Forecaster
     places: JobPaths
     made: frozenset[str]
+    facts: Mapping[str, SiteFacts]
 
     def at(self, unit: Unit) -> Forecast:
         """Forecast what would be submitted for a job or group."""
@@ -186,9 +219,12 @@ class _Look:
         planner, name = self.checked.planners[asked.site], unit.environment
         own = None if job.is_group() else unit.members[0].own  # each member may have its own
         requested = planner.resources(asked.resources, asked.threads)
+        if (facts := self.facts.get(asked.site)) is not None:
+            requested = choose_queue(requested, facts)
         going_on = unit.continuation
         result = replace(
             result,
+            elsewhere=unit.sites[1:],
             resources=requested,
             cores=planner.cores(requested),
             segments=going_on.most if going_on is not None else 1,
@@ -208,7 +244,9 @@ class _Look:
         except (UserError, RuleException, WorkflowError) as error:
             if any(self.places.place(path) in self.made for path in unit.job.input):
                 return result  # the value may be known once the input exists
-            return replace(result, mistake=preflight.describe_error(error, self.linemaps))
+            return replace(
+                result, mistake=preflight.describe_error(error, self.checked.workflow.linemaps)
+            )
         return replace(
             result,
             job=request.name,
@@ -223,6 +261,16 @@ class _Look:
 def _words(environment: EnvironmentConfig, name: str) -> str:
     modules = [f"modules {' '.join(environment.modules)}"] if environment.modules else []
     return ", ".join([*([name] if name else []), *modules, *describe_software(environment)])
+
+
+def read_settings() -> Any:
+    """Return the executor's settings that `snakemake` without arguments would use here."""
+    from snakemake import cli
+    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+    with redirect_stdout(sys.stderr):
+        _, args = _parsed(cli, [])
+        return ExecutorPluginRegistry().get_plugin(_NAME).get_settings(args)
 
 
 _T = TypeVar("_T")
@@ -308,8 +356,6 @@ def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T
 def _parsed(cli: Any, arguments: Sequence[str]) -> tuple[Any, Any]:
     try:
         parser, args = cli.parse_args(list(arguments))
-    except SystemExit:
-        raise
     except Exception as error:  # noqa: BLE001 - any error that Snakemake's main would report
         raise UserError(f"Snakemake does not accept these arguments: {error}") from None
     if args.report_after_run:

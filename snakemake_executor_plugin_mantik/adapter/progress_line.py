@@ -11,17 +11,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from snakemake_executor_plugin_mantik.common.humanize import (
-    humanize_count,
-    humanize_duration,
-    humanize_size,
-)
+from ..common.humanize import humanize_count, humanize_duration, humanize_size
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.engine.transfer_meter import (
-        TransferMeter,
-        TransferView,
-    )
+    from ..engine.transfer_meter import TransferMeter, TransferView
 
 
 _ERASE: Final = "\r\x1b[2K"
@@ -253,13 +246,12 @@ def open_progress_line(
     """
     from snakemake.settings.enums import Quietness
 
-    quiet = set(workflow.output_settings.quiet or ())
+    quiet = {*(workflow.output_settings.quiet or ())} & {Quietness.PROGRESS, Quietness.ALL}
     # A logger plugin that writes to the terminal may have a progress bar of its own.
     handlers = [each for each in logger.handlers if each.name == "DefaultStreamHandler"]
     terminal: TextIO | None = getattr(handlers[0], "stream", None) if handlers else None
-    if terminal is None or not terminal.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        return None
-    if quiet & {Quietness.PROGRESS, Quietness.ALL}:
+    dumb = os.environ.get("TERM", "dumb") == "dumb"
+    if quiet or dumb or terminal is None or not terminal.isatty():
         return None
 
     def look() -> RunProgress:

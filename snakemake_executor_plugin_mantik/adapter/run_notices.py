@@ -21,11 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, one_line
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
-from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.rules.units import job_display_name, list_members
+from ..common.errors import UserError, one_line
+from ..common.humanize import humanize_count, humanize_duration
+from ..engine.request import JobNumber, Outcome
+from ..jobs.reasons import Reason, find_cause, same_cause
+from ..rules.units import job_display_name, list_members
 
 COMMAND_WAIT_S: Final = 20.0
 _LONGEST_WAIT_S: Final = COMMAND_WAIT_S + 2.0
@@ -53,8 +53,10 @@ ENDS: Final = {
 class RunNotices:
     """The notices of one run: one of the first failure, if the run goes on, and one of its end."""
 
-    def __init__(self, workflow: Any, setting: str, logger: Any) -> None:
-        """Prepare; `setting` is the value of the option.
+    def __init__(
+        self, workflow: Any, setting: str, logger: Any, outcomes: Mapping[JobNumber, Outcome]
+    ) -> None:
+        """Prepare; `setting` is the value of the option, `outcomes` has those of failed jobs.
 
         Raises:
             UserError: it is no command.
@@ -66,7 +68,7 @@ class RunNotices:
         self._hidden = [w for w in re.split(r"[\s'\";|()]+", setting) if len(w) >= _HIDDEN_FROM]
         self._threads: list[threading.Thread] = []
         self._began = time.time()
-        self._outcomes: dict[JobNumber, Outcome] = {}
+        self._outcomes = outcomes
         self._announced = False
         if "://" in setting and any(setting in word for word in sys.argv[1:]):
             logger.warning(
@@ -74,10 +76,6 @@ class RunNotices:
                 " line into its log. If the address is secret, set SNAKEMAKE_MANTIK_NOTIFY or a"
                 " profile's mantik-notify instead."
             )
-
-    def note(self, outcome: Outcome) -> None:
-        """Note how a job failed that ran at a site."""
-        self._outcomes[outcome.number] = outcome
 
     def look(self, sites: Sequence[str]) -> None:
         """Announce the first failure, if the run goes on. Any thread may call this method."""
@@ -153,7 +151,7 @@ class RunNotices:
     def _describe(self, outcome: str | None, sites: Sequence[str]) -> Mapping[str, object]:
         """Return what the command gets; docs/watching.md lists the keys."""
         scheduler = self._workflow.scheduler
-        failed = [self._failed(job) for job in tuple(scheduler.failed)]
+        failed = describe_failures(self._workflow, self._outcomes)
         total, done = len(self._workflow.dag), scheduler.finished_jobs
         running = 0 if outcome is not None else len(tuple(scheduler.running))
         seconds = time.time() - self._began
@@ -184,11 +182,17 @@ class RunNotices:
             "seconds": seconds,
         }
 
-    def _failed(self, job: Any) -> Mapping[str, str | None]:
+
+def describe_failures(
+    workflow: Any, outcomes: Mapping[JobNumber, Outcome]
+) -> list[Mapping[str, str | None]]:
+    """Return what is known of each failed job; docs/watching.md lists the keys."""
+    found: list[Mapping[str, str | None]] = []
+    for job in tuple(workflow.scheduler.failed) if workflow.scheduler is not None else ():
         members = list_members(job)
         names = [job_display_name(member) for member in members]
-        outcome = self._outcomes.get(job.jobid)
-        return {
+        outcome = outcomes.get(job.jobid)
+        found.append({
             "job": names[0] if len(names) == 1 else f"group of {', '.join(names)}",
             "rule": members[0].rule.name,
             "site": outcome.site if outcome else "",
@@ -196,7 +200,33 @@ class RunNotices:
             "reason": outcome.reason if outcome else None,
             "message": one_line(outcome.message.strip().partition("\n")[0]) if outcome else "",
             "log": str(outcome.log or "") if outcome else "",
-        }
+        })  # fmt: skip
+    return found
+
+
+def sum_up_failures(failed: Sequence[Mapping[str, str | None]]) -> str:
+    """Return the text for the end of a run: failed jobs by cause, and how to see their output."""
+    causes: dict[object, list[Mapping[str, str | None]]] = {}
+    for each in failed:
+        cause = same_cause(_cause(each), each["job"] or "")
+        causes.setdefault((each["rule"], each["reason"], cause), []).append(each)
+    lines = [f"{humanize_count(len(failed), 'job')} failed:"]
+    for first, *others in list(causes.values())[:_MOST_LISTED]:
+        name = first["job"] or ""
+        jobs = f"{first['rule']} ({humanize_count(len(others) + 1, 'job')})" if others else name
+        lines.append(f"  {jobs}: {_cause(first)}")
+        if first["log"]:
+            group = name.startswith("group of ")
+            show = first["log"] if group else f"smk-mantik logs {shlex.join(name.split(' '))}"
+            lines.append(f"    {show}")
+    if len(failed) > min(len(causes), _MOST_LISTED):
+        lines.append("smk-mantik jobs --failed lists them all.")
+    return "\n".join(lines)
+
+
+def _cause(failed: Mapping[str, str | None]) -> str:
+    words = failed["message"] or "see its error above"
+    return find_cause(words, failed["job"] or "", failed["site"] or "")
 
 
 def _name(failed: Mapping[str, str | None]) -> str:

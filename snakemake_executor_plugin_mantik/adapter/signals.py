@@ -10,13 +10,15 @@ import asyncio
 import errno
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import FrameType
 from typing import Any
 
-from snakemake_executor_plugin_mantik.common.errors import JournalError
+from ..common.errors import JournalError
 
 CHOICES = ("ask", "cancel", "detach")
 
@@ -42,6 +44,10 @@ _QUESTION = (
 )
 _GOING_ON = "Going on.\n"
 _LONGEST_ANSWER = 100
+_RECORDS = "_finish_jobs"
+"""The method in which Snakemake's scheduler records the outputs of jobs that have succeeded."""
+_LOOK_S = 0.02
+"""Seconds between two looks whether it still does."""
 
 
 def is_disk_full(error: BaseException | None) -> bool:
@@ -79,8 +85,31 @@ def _write_to_terminal(text: str) -> None:
             os.close(terminal)
 
 
+def _is_recording(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == _RECORDS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _send_later(number: int) -> None:
+    """Send the main thread a signal once Snakemake has recorded what has succeeded."""
+    main = threading.main_thread().ident or 0
+
+    def send() -> None:
+        while _is_recording(sys._current_frames().get(main)):
+            time.sleep(_LOOK_S)
+        signal.pthread_kill(main, number)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
 class Interruption:
     """Handles the signals that end a run. Belongs to the main thread.
+
+    A signal waits while Snakemake records outputs. Ended there, it would have recorded some members
+    of a group, and the next run would ask for the others, which would run again.
 
     Its handlers do not log: they may interrupt the main thread in the middle of writing to the log,
     and Python refuses a second write to the same stream there.
@@ -113,12 +142,18 @@ class Interruption:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._interrupt)
 
-    def _detach(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _detach(self, number: int, frame: FrameType | None) -> None:
+        if _is_recording(frame):
+            _send_later(number)
+            return
         self.detached = True
         _end_silently()
         raise SystemExit(128 + number)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if _is_recording(frame):
+            _send_later(number)
+            return
         if self._cancelling:
             self.at_once = True
             _end_silently()

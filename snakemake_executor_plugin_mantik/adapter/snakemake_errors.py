@@ -23,9 +23,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import SeveralMistakes, UserError, printable
-from snakemake_executor_plugin_mantik.common.locks import is_locked
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from ..common.errors import SeveralMistakes, UserError, printable
+from ..common.locks import is_locked
+from ..common.state_directory import STATE
 
 _OPTIONS = ("--nolock", "--rerun-incomplete")
 _DIRECTORY = ("-d", "--directory")
@@ -41,8 +41,8 @@ def _advice() -> str:
     if state is None or is_locked(state / "lock"):
         return ""
     # Imported here because Snakemake imports this module for each of its commands.
-    from snakemake_executor_plugin_mantik.common.errors import JournalError
-    from snakemake_executor_plugin_mantik.journal import read_history
+    from ..common.errors import JournalError
+    from ..journal import read_history
 
     try:
         left = sum(record.may_run for record in read_history(state))

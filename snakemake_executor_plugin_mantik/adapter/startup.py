@@ -9,50 +9,44 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
-from snakemake_executor_plugin_mantik.common.state_directory import read_end
-from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
-from snakemake_executor_plugin_mantik.connections.connect import (
+from ..common.errors import UserError
+from ..common.humanize import humanize_count, humanize_duration
+from ..common.state_directory import read_end
+from ..config.exclude import Exclude, Include
+from ..connections.connect import (
     find_secrets,
     find_site_credentials,
     make_sites,
     make_tracker,
     workspace_name,
 )
-from snakemake_executor_plugin_mantik.engine.core import Engine
-from snakemake_executor_plugin_mantik.engine.observer import Observers
-from snakemake_executor_plugin_mantik.engine.place import OPEN_WAIT_S, answering
-from snakemake_executor_plugin_mantik.engine.request import (
-    JobNumber,
-    JobRequest,
-    NamedPaths,
-    Outcome,
-)
-from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
-from snakemake_executor_plugin_mantik.engine.undeclared import list_brought
-from snakemake_executor_plugin_mantik.journal import Journal, read_undeclared
-from snakemake_executor_plugin_mantik.rules import preflight
-from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit, evaluate_anew
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import command_text
-from snakemake_executor_plugin_mantik.rules.units import (
+from ..engine.core import Engine
+from ..engine.observer import Observers
+from ..engine.place import OPEN_WAIT_S, answering
+from ..engine.request import JobNumber, JobRequest, NamedPaths, Outcome
+from ..engine.transfer_meter import TransferMeter
+from ..engine.undeclared import list_brought
+from ..journal import Journal, read_undeclared
+from ..rules import preflight
+from ..rules.kinds.groups import Unit, evaluate_anew
+from ..rules.paths.job_paths import command_text
+from ..rules.units import (
     is_tracked,
     job_identity,
     list_members,
     make_tracked_run,
+    unit_name,
 )
-from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
-from snakemake_executor_plugin_mantik.staging import sources
-from snakemake_executor_plugin_mantik.staging.sources import UNSENT, missed_files, why_left_out
-from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
-from snakemake_executor_plugin_mantik.storage.paths import uses_provider
-from snakemake_executor_plugin_mantik.tracking.run import direct_remark, sent_variables
-from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
-
+from ..sites.base import Site, SiteFacts
+from ..staging import sources
+from ..staging.sources import UNSENT, missed_files
+from ..storage.catalog import catalog_of
+from ..storage.paths import uses_provider
+from ..tracking.run import direct_remark, sent_variables
+from ..tracking.tracker import Tracker
 from .checks import CheckedWorkflow, check_jobs, check_workflow, find_products, look_up_datasets
 from .job_log import JobLog
 from .look_ahead import LookAhead
@@ -73,6 +67,7 @@ class ActiveRun:
         notify: writes a line to the user's log.
         requested: numbers of the jobs that were requested from the engine.
         ahead: finds jobs to submit before Snakemake requests them.
+        turns: by number of a request, the number of the one of its sites that it is for.
         measured: by number of a request, its jobs whose benchmark file is written on this machine,
             and the paths of their measurements.
     """
@@ -86,20 +81,17 @@ class ActiveRun:
     ahead: LookAhead
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
+    turns: dict[JobNumber, int] = field(default_factory=dict)
     _reported: set[tuple[str, str]] = field(default_factory=set)
     _full: dict[JobNumber, str] = field(default_factory=dict)
     _jobs: int = -1
     _named: NamedPaths = field(default_factory=NamedPaths)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
-        """Make the engine's request for a job, and record it.
-
-        Raises:
-            UserError: the job cannot be run.
-        """
+        """Make the engine's request for a job, and record it."""
         if job.is_group():
             evaluate_anew(job)
-        unit = Unit(job, self.checked.context)
+        unit = self._unit(job)
         self.checked.refuse(unit)
         request = self.checked.request(unit, secrets)
         self.requested.add(request.number)
@@ -107,13 +99,38 @@ class ActiveRun:
             if member.full is not None:
                 if not request.environment:  # a record is about `Environment`
                     self._full[request.number] = request.site
-                self._report_full_job(member.rule.name, member.full, request.site)
+                key = member.rule.name, request.site
+                if key not in self._reported:
+                    self._reported.add(key)
+                    self.notify(
+                        f"Rule {key[0]} has {member.full} and runs in a Snakemake of its own at"
+                        f" {key[1]}."
+                    )
         self.measured[request.number] = [
             (member.job, Path(path).absolute())
             for member, path in zip(unit.members, request.measured, strict=True)
             if path
         ]
         return self._named_of(request, unit)
+
+    def _unit(self, job: Any) -> Unit:
+        """Return a job at the one of its sites whose turn it is: where an earlier run left it."""
+        first = Unit(job, self.checked.context)
+        if len(first.sites) == 1:
+            return first
+        if job.jobid not in self.turns:
+            site = self.engine.site_of([*map(job_identity, list_members(job))])
+            self.turns[job.jobid] = first.sites.index(site) if site in first.sites else 0
+        return Unit(job, self.checked.context, self.turns[job.jobid])
+
+    def withdrawn(self, job: Any) -> None:
+        """Let the next request for a job be one for the next of its sites."""
+        before = self._unit(job)
+        self.turns[job.jobid] += 1
+        self.notify(
+            f"{unit_name(job)}: withdrawn from {before.site}, where it had not started after"
+            f" {humanize_duration(before.patience_s or 0)}; it goes to {self._unit(job).site}."
+        )
 
     def propose(self, job: Any, secrets: Mapping[str, str]) -> None:
         """Let the engine submit the jobs that can wait at the site for a requested one."""
@@ -134,13 +151,6 @@ class ActiveRun:
         subject = make_tracked_run(members) if tracked else None
         return replace(request, subject=subject, named=self.named)
 
-    def _report_full_job(self, rule: str, directive: str, site: str) -> None:
-        if (rule, site) not in self._reported:
-            self._reported.add((rule, site))
-            self.notify(
-                f"Rule {rule} has {directive} and runs in a Snakemake of its own at {site}."
-            )
-
     def ended(self, outcome: Outcome) -> None:
         """Remember from the end of a full job whether its site has a Snakemake."""
         site = self._full.pop(outcome.number, None)
@@ -155,18 +165,18 @@ class ActiveRun:
         if config is None or not outcome.try_id:
             return ""
         members = list_members(job)
-        own = ([*m.input, *m.output, *m.log, *filter(None, [m.benchmark])] for m in members)
-        paths = list(map(command_text, chain.from_iterable(own)))
-        why = partial(
-            why_left_out, workdir=self.checked.workdir, exclude=Exclude(config.config.exclude),
-            products=self.named.paths, include=Include(config.config.site.include),
+        own = (path for m in members for path in (*m.input, *m.output, *m.log, m.benchmark))
+        paths = list(map(command_text, filter(None, own)))
+        chosen = sources.SourceFiles(
+            self.checked.workdir, Exclude(config.config.exclude), self.named.paths,
+            Include(config.config.site.include),
         )  # fmt: skip
         end = read_end(outcome.log, _LOG_END_BYTES) if outcome.log is not None else b""
         found = missed_files(
             f"{end.decode(errors='replace')}\n{outcome.message}",
             self.checked.workdir,
             self.checked.context.workspace(outcome.site),
-            why,
+            chosen.why_left_out,
             known={*paths, *map(os.path.relpath, paths)},
         )
         if not found:
@@ -258,11 +268,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
 
 
 def _refuse_to_forget(engine: Engine) -> None:
-    """Check that Snakemake knew all stored outputs when it decided what to run.
-
-    Raises:
-        UserError: the journal knew less than its spare, or than a site.
-    """
+    """Check that Snakemake knew all stored outputs when it decided what to run."""
     if learned := sorted(engine.learned):
         raise UserError(
             f"the journal did not know of {humanize_count(len(learned), 'output')} at the sites,"
@@ -328,11 +334,9 @@ def collect_sources(
     """
     config = checked.configs[name].config
     brought = list_brought(checked.workdir, read_undeclared(checked.state))
-    chosen = sources.select_sources(
-        checked.workdir, Exclude(config.exclude), products=made | brought,
-        total_limit=config.site.sources_limit_bytes,
-        include=Include(config.site.include),
-    )  # fmt: skip
+    chosen = sources.SourceFiles(
+        checked.workdir, Exclude(config.exclude), made | brought, Include(config.site.include)
+    ).select(config.site.sources_limit_bytes)
     if chosen.withheld:
         logger.warning(f"Sources for {name}: {chosen.withheld}.")
     left_out = f", without {len(chosen.too_large)} too large" if chosen.too_large else ""

@@ -10,16 +10,11 @@ from typing import Any
 
 import snakemake
 
-from snakemake_executor_plugin_mantik.jobs.paths import at_or_above
-from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity
-from snakemake_executor_plugin_mantik.storage.paths import storable_path, workspace_path
-from snakemake_executor_plugin_mantik.tracking.run import (
-    TrackedWorkflow,
-    mask_command,
-    user_name,
-    without_user,
-)
-from snakemake_executor_plugin_mantik.views.picture import MAX_LISTED_JOBS
+from ..jobs.paths import at_or_above
+from ..rules.units import job_display_name, job_identity
+from ..storage.paths import storable_path, workspace_path
+from ..tracking.run import TrackedWorkflow, mask_command, user_name, without_user
+from ..views.picture import MAX_LISTED_JOBS
 
 
 def describe_workflow(workflow: Any) -> TrackedWorkflow:

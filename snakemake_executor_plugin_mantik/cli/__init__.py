@@ -4,16 +4,13 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from typing import Annotated, Any, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.adapter.snakemake_errors import check_snakemake_version
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-
+from ..adapter.snakemake_errors import check_snakemake_version
+from ..common.errors import MantikError, UserError
 from .shared import App, Evaluating, Passing
 
 _FAILED = 2
@@ -40,7 +37,9 @@ _COMMANDS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
     "jobs": ("watch:jobs", _JOBS, {}),
     "watch": ("watch:watch", _JOBS, {}),
     "logs": ("logs:logs", _JOBS, {}),
+    "exec": ("logs:exec_", _JOBS, {"context_settings": {"allow_interspersed_args": False}}),
     "cancel": ("cancel:cancel", _JOBS, {}),
+    "unlock": ("cancel:unlock", _JOBS, {}),
     "report": ("report:report", _JOBS, {}),
     "track": ("track:track", _JOBS, {}),
     "ls": ("get:ls", _FILES, {"cls": Evaluating}),
@@ -61,9 +60,15 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # names of files may not be valid text
             stream.reconfigure(errors="backslashreplace")
     try:
-        with _here():
-            check_snakemake_version()  # before commands are imported, most of which need it
-            _app(sys.argv[1] if len(sys.argv) > 1 else "")()
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            raise UserError(
+                "the directory that you are in was removed",
+                do="Change into an existing one, and run the command again",
+            ) from None
+        check_snakemake_version()  # before commands are imported, most of which need it
+        _app(sys.argv[1] if len(sys.argv) > 1 else "")()
     except MantikError as error:
         typer.echo(f"smk-mantik: {error}", err=True)
         sys.exit(_FAILED)
@@ -75,22 +80,6 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"smk-mantik {metadata.version('snakemake-executor-plugin-mantik')}")
         raise typer.Exit
-
-
-@contextmanager
-def _here() -> Iterator[None]:
-    """Replace a `FileNotFoundError` by a clear error if the working directory was removed."""
-    try:
-        yield
-    except FileNotFoundError:
-        try:
-            os.getcwd()
-        except FileNotFoundError:
-            raise UserError(
-                "the directory that you are in was removed",
-                do="Change into an existing one, and run the command again",
-            ) from None
-        raise
 
 
 def _options(

@@ -6,17 +6,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
-from snakemake_executor_plugin_mantik.config.reading import read_configs
-from snakemake_executor_plugin_mantik.mlproject.single_rule import RUNS, snakemake_command
-from snakemake_executor_plugin_mantik.rules.onsite import bootstrap_job
-
+from ..common.errors import UserError
+from ..common.state_directory import STATE, make_private
+from ..config.reading import read_configs
+from ..mlproject.single_rule import RUNS, snakemake_command
+from ..rules.onsite import bootstrap_job
 from .shared import ForSnakemake, is_config
 
 _TEMPLATE: Final = """\
@@ -67,72 +67,69 @@ def bootstrap(
     """
     from snakemake import __version__
 
-    from snakemake_executor_plugin_mantik.rules.kinds.full_jobs import BOOTSTRAPPED
-    from snakemake_executor_plugin_mantik.rules.preflight import MissingSnakemake
+    from ..rules.kinds.full_jobs import BOOTSTRAPPED
+    from ..rules.preflight import MissingSnakemake
 
     known = read_configs([site], Path()) if is_config(site) else {}
     name = next(iter(known), site)
     specs = [f"snakemake=={__version__}", *(package or [])]
-    job = _Job(name, site if known else "", snakemake or [])
+    run = partial(_run_job, (name, site if known else ""), snakemake or [])
     words = [BOOTSTRAPPED, __version__]
     wheels: list[str] = []
     if from_here:
         typer.echo(f"Checking the version of Python at {name}.")
-        there = job.run("ask", [], [])
+        there = run("ask", [], [])
         folder = STATE / "wheels" / f"{there['python'].rpartition('.')[0]}-{there['machine']}"
         typer.echo(f"Fetching wheels for Python {there['python']}, {there['machine']}.")
         wheels = [str(path) for path in _fetched(specs, there, folder)]
         words += ["--wheels", str(folder)]
-    report = job.run("make", [*words, *(package or [])], wheels)
+    report = run("make", [*words, *(package or [])], wheels)
     MissingSnakemake(STATE, {}).forget(name)
     typer.echo(f"{name}: {report['result']}.")
 
 
-class _Job:
-    """A job of one rule at the site, run by Snakemake like any other job."""
+def _run_job(
+    site: tuple[str, str], options: list[str], what: str, words: list[str], wheels: list[str]
+) -> dict[str, Any]:
+    """Run a job of one rule at a site with Snakemake, like any other job; return its report.
 
-    def __init__(self, name: str, config: str, options: list[str]) -> None:
-        self._name = name
-        self._config = config
-        self._options = options
+    Args:
+        site: its name, and its backend config, empty if the workflow knows it.
+        options: for snakemake.
+        what: name of the step, for its files.
+        words: the program's arguments after the report.
+        wheels: files to upload.
 
-    def run(self, what: str, words: list[str], wheels: list[str]) -> dict[str, Any]:
-        """Run the job and return its report.
+    Raises:
+        UserError: the job failed.
+    """
+    from ..rules.resources import SITE_RESOURCE
 
-        Args:
-            what: name of the step, for its files.
-            words: the program's arguments after the report.
-            wheels: files to upload.
-
-        Raises:
-            UserError: the job failed.
-        """
-        from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE
-
-        directory = RUNS / f"bootstrap-{self._name}"
-        make_private(STATE)
-        directory.mkdir(parents=True, exist_ok=True)
-        program = directory / "bootstrap_job.py"
-        program.write_bytes(Path(bootstrap_job.__file__).read_bytes())
-        report = directory / f"{what}.json"
-        snakefile = directory / f"{what}.smk"
-        quoted = " ".join(map(shlex.quote, words))
-        snakefile.write_text(
-            _TEMPLATE.format(
-                program=str(program), report=str(report), wheels=wheels, words=quoted,
-                resources={} if self._config else {SITE_RESOURCE: self._name},
-            )
+    name, config = site
+    directory = RUNS / f"bootstrap-{name}"
+    make_private(STATE)
+    directory.mkdir(parents=True, exist_ok=True)
+    program = directory / "bootstrap_job.py"
+    program.write_bytes(Path(bootstrap_job.__file__).read_bytes())
+    report = directory / f"{what}.json"
+    snakefile = directory / f"{what}.smk"
+    quoted = " ".join(map(shlex.quote, words))
+    snakefile.write_text(
+        _TEMPLATE.format(
+            program=str(program), report=str(report), wheels=wheels, words=quoted,
+            resources={} if config else {SITE_RESOURCE: name},
+        )
+    )  # fmt: skip
+    own = ["--forceall", "--executor", "mantik", "--jobs", "1", "--mantik-track", "none"]
+    command = snakemake_command(snakefile, config, [*own, *options])
+    sys.stdout.flush()
+    if subprocess.run(command, check=False).returncode != 0:
+        raise UserError(
+            "the job failed; its output is above", where=f"smk-mantik bootstrap {name}",
+            do="Correct the cause and run the command again",
         )  # fmt: skip
-        options = ["--forceall", "--executor", "mantik", "--jobs", "1", "--mantik-track", "none"]
-        command = snakemake_command(snakefile, self._config, [*options, *self._options])
-        sys.stdout.flush()
-        if subprocess.run(command, check=False).returncode != 0:
-            raise UserError(
-                "the job failed; its output is above", where=f"smk-mantik bootstrap {self._name}",
-                do="Correct the cause and run the command again",
-            )  # fmt: skip
-        answer: dict[str, Any] = json.loads(report.read_text())
-        return answer
+    answer: dict[str, Any] = json.loads(report.read_text())
+    return answer
 
 
 def _fetched(specs: list[str], there: dict[str, Any], folder: Path) -> list[Path]:

@@ -1,34 +1,23 @@
-"""`smk-mantik cancel` and `clean`: end what earlier runs left at the sites, without Snakemake."""
+"""`smk-mantik cancel`, `unlock` and `clean`: end what earlier runs left, without Snakemake."""
 
 import asyncio
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
-from snakemake_executor_plugin_mantik.connections.connect import (
-    ReconnectedSite,
-    open_journal,
-    reach_sites,
-)
-from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
-from snakemake_executor_plugin_mantik.engine.clear import Clearer, WorkspacePart
-from snakemake_executor_plugin_mantik.jobs.paths import display_path
-from snakemake_executor_plugin_mantik.journal import (
-    Journal,
-    StoredOutput,
-    TryRecord,
-    TryState,
-    read_history,
-)
-from snakemake_executor_plugin_mantik.storage.copies import is_here
-from snakemake_executor_plugin_mantik.views.workflow import is_meant
-
-from .shared import Sites, Workdir, Yes, say
+from ..common.errors import MantikError, UserError
+from ..common.humanize import humanize_count, humanize_size
+from ..connections.connect import ReconnectedSite, open_journal, reach_sites
+from ..engine.cancel import CANCEL_WAIT_S
+from ..engine.clear import Clearer, WorkspacePart
+from ..jobs.paths import display_path
+from ..journal import Journal, StoredOutput, TryRecord, TryState, read_history
+from ..storage.copies import is_here
+from ..views.workflow import is_meant, list_names
+from .shared import Sites, Workdir, Yes, confirm, say
 
 _UNCONFIRMED = 1
 """Exit code if a job may still run."""
@@ -54,20 +43,11 @@ def cancel(
     Snakemake must not be running in the directory. Jobs that have already succeeded stay: the next
     run fetches their outputs. The exit code is 1 if a job may still run.
     """
-    journal = open_journal(directory)
-    if journal.remark:
-        say(journal.remark)
-    try:
-        records = _chosen(journal, jobs or [], every=every)
-    except BaseException:
-        journal.close()
-        raise
-    if not records:
-        journal.close()
-        say("No job is at a site.")
-        return
-    if asyncio.run(_cancel(journal, site or [], records, wait)):
-        raise typer.Exit(_UNCONFIRMED)
+    with closing(open_journal(directory, say)) as journal:
+        if not (records := _chosen(journal, jobs or [], every=every)):
+            say("No job is at a site.")
+        elif asyncio.run(_cancel(journal, site or [], records, wait)):
+            raise typer.Exit(_UNCONFIRMED)
 
 
 def _may_run(journal: Journal) -> list[TryRecord]:
@@ -86,7 +66,7 @@ def _chosen(journal: Journal, wanted: Sequence[str], *, every: bool) -> list[Try
         UserError: no job is named, a name matches none, or `every` comes with names.
     """
     there = _may_run(journal)
-    known = "".join(f"\n  {record.name}" for record in there) or " none"
+    known = list_names(record.name for record in there) or " none"
     if every or not there:
         if wanted and every:
             raise UserError("JOB and --all exclude each other", do="Name jobs, or use --all")
@@ -159,6 +139,23 @@ def _ended(before: TryState, record: TryRecord) -> str:
     return f"{record.name}: it had succeeded at {record.site}; the next run fetches its outputs."
 
 
+def unlock(*, directory: Workdir = Path(), yes: Yes = False) -> None:
+    """Let the next run lead a workspace that another controller of the workflow has led.
+
+    A run that was refused has named that controller: make certain that it has ended. Its jobs that
+    run are followed; what still waits in a queue and is not known here ends when it starts.
+    """
+    with closing(open_journal(directory, say)) as journal:
+        if not (locked := journal.locked()):
+            say("No run here was refused because of another controller.")
+            return
+        for about in locked:
+            say(about)
+        if yes or confirm("Has it ended?" if len(locked) == 1 else "Have they all ended?"):
+            journal.unlock()
+            say("The next run here may lead.")
+
+
 _LEFT = 1
 """Exit code if something had to stay; a "no" of the user does not count."""
 
@@ -182,22 +179,17 @@ def clean(
     Local inputs and outputs stay; a later run uploads what it needs again. A workspace with jobs
     that may still run, or with outputs that are nowhere else, is kept unless you use --force.
     """
-    journal = open_journal(directory)
-    if journal.remark:
-        say(journal.remark)
-    sites = journal.sites()
-    if strange := [name for name in names or [] if name not in sites]:
-        journal.close()
-        raise UserError(
-            f"no job was submitted to a site named {', '.join(strange)}",
-            do=f"Use one of the sites with jobs: {', '.join(sites) or 'none'}",
-        )
-    if not sites:
-        journal.close()
-        typer.echo("There is no workspace.")
-        return
-    if asyncio.run(_clean(journal, names or [*sites], site or [], yes=yes, force=force)):
-        raise typer.Exit(_LEFT)
+    with closing(open_journal(directory, say)) as journal:
+        sites = journal.sites()
+        if strange := [name for name in names or [] if name not in sites]:
+            raise UserError(
+                f"no job was submitted to a site named {', '.join(strange)}",
+                do=f"Use one of the sites with jobs: {', '.join(sites) or 'none'}",
+            )
+        if not sites:
+            typer.echo("There is no workspace.")
+        elif asyncio.run(_clean(journal, names or [*sites], site or [], yes=yes, force=force)):
+            raise typer.Exit(_LEFT)
 
 
 async def _clean(
@@ -238,7 +230,7 @@ async def _clean(
                 troubled = True
             elif found:
                 cleared[name] = clearer
-        if not cleared or not (yes or confirm()):
+        if not cleared or not (yes or confirm("Remove all of this?")):
             return troubled
         for name, clearer in cleared.items():
             troubled = not await _clear(there, name, clearer) or troubled
@@ -275,7 +267,7 @@ async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
         if not record.state.final:
             journal.abandoned(record.id, "failed: its outputs were removed by smk-mantik clean")
     alone = {output.path for output in _only_there(there, name)}
-    stored = journal.files.stored_at(there.runners[name].place.id)
+    stored = journal.files.all_stored(there.runners[name].place.id)
     left = await clearer.remove(o.path for o in stored if o.path not in alone)
     for path in left:
         say(f"{name}: could not be removed: {path}")
@@ -301,7 +293,7 @@ def _needed(journal: Journal, name: str) -> list[TryRecord]:
 
 def _only_there(there: ReconnectedSite, name: str) -> list[StoredOutput]:
     """Return the outputs that are stored in a workspace, and not on this machine, too."""
-    stored = there.journal.files.stored_at(there.runners[name].place.id)
+    stored = there.journal.files.all_stored(there.runners[name].place.id)
     return [output for output in stored if not is_here(output, there.workdir)]
 
 
@@ -323,16 +315,3 @@ def _table(found: Mapping[str, WorkspacePart]) -> list[str]:
             f"  {name}: {more}{humanize_count(part.files, 'file')}, {humanize_size(part.size)}"
         )
     return lines
-
-
-def confirm() -> bool:
-    """Ask for confirmation and return the answer.
-
-    Raises:
-        UserError: there is no terminal.
-    """
-    if not sys.stdin.isatty():
-        raise UserError(
-            "there is no terminal to ask for confirmation", do="Add --yes to remove all of this"
-        )
-    return typer.confirm("Remove all of this?")

@@ -1,6 +1,7 @@
 """`smk-mantik check`: report mistakes in backend configs before anything is submitted."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,17 +12,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, printable
-from snakemake_executor_plugin_mantik.config.environment import describe_software
-from snakemake_executor_plugin_mantik.config.environment_keys import OPTION_KEYS, EnvironmentConfig
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.config.reading import (
-    LoadedConfig,
-    check_site_name,
-    read_config_named,
-    split_spec,
-)
-
+from ..common.errors import ConfigError, Mistake, printable
+from ..config.environment import describe_software
+from ..config.environment_keys import OPTION_KEYS, EnvironmentConfig
+from ..config.model import BackendConfig
+from ..config.reading import LoadedConfig, NoConfig, check_site_name, read_config_named, split_spec
 from .check_site import Finding, check_connection
 from .shared import WRONG, AsJson, Project, warn
 
@@ -60,8 +55,13 @@ class CheckReport:
 
 def check(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE…", help="Backend configs, each FILE or NAME=FILE.")
-    ],
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE…",
+            help="Backend configs, each FILE or NAME=FILE; default: those of the profile that"
+            " snakemake would use here.",
+        ),
+    ] = None,
     project: Project = Path(),
     with_site: Annotated[
         bool,
@@ -72,6 +72,12 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check backend configs: print one line for a valid file, else all mistakes (exit code 2)."""
+    if not files:
+        from ..adapter.planning import read_settings
+
+        files = read_settings().backend_config
+    if not files:
+        raise NoConfig
     reports = [examine(file, project) for file in files]
     for report in reports:
         if with_site and report.loaded is not None and not report.mistakes:
@@ -92,7 +98,7 @@ def examine(spec: str, project: Path) -> CheckReport:
     warning if its own name cannot.
     """
     # An existing file takes precedence, even if its path looks like NAME=FILE.
-    plain = _is_file(spec)
+    plain = os.path.isfile(spec)
     name, file = (Path(spec).stem, spec) if plain else split_spec(spec)
     report = CheckReport(file)
     complaint = check_site_name(name)
@@ -105,8 +111,7 @@ def examine(spec: str, project: Path) -> CheckReport:
     report.warnings = list(report.loaded.warnings)
     if complaint and plain:  # the file is valid, but a run needs NAME=FILE
         report.warnings.append(f"{file}: {complaint}")
-    for of, environment in report.loaded.config.all_environments.items():
-        where = f"Environments.{of}" if of else "Environment"
+    for where, environment in report.loaded.config.keyed_environments:
         found = [*_unreadable_hooks(environment, where), *_of_slurm(environment, where)]
         if not report.loaded.config.site.expand:
             found += _literal(environment, where)
@@ -137,13 +142,6 @@ def _notify(report: CheckReport) -> None:
             typer.echo(f"{report.file}: {finding.topic}: {text}", err=True)
         else:
             typer.echo(f"  {finding.topic + ':':<13} {_MARKS[finding.verdict]}{text}")
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return Path(path).is_file()
-    except (OSError, ValueError):
-        return False
 
 
 _READ_S: Final = 10.0

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 
-from snakemake_executor_plugin_mantik.common.errors import (
+from ..common.errors import (
     CredentialError,
     MantikError,
     SiteError,
@@ -23,35 +23,21 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     UserError,
 )
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.config.environment import describe_software, image_upload
-from snakemake_executor_plugin_mantik.config.environment_keys import SLURM_KEYS, EnvironmentConfig
-from snakemake_executor_plugin_mantik.config.known_sites import find_known_site
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
-from snakemake_executor_plugin_mantik.engine.messages import unchecked_message
-from snakemake_executor_plugin_mantik.engine.plan import (
-    ACCOUNT,
-    Planner,
-    find_misfits,
-    unchecked_resources,
-)
-from snakemake_executor_plugin_mantik.jobs.paths import OURS, ROOT, path_at_site, workspace_root
-from snakemake_executor_plugin_mantik.jobs.quoting import expands
-from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
-from snakemake_executor_plugin_mantik.sites.authentication import Credential
-from snakemake_executor_plugin_mantik.sites.base import (
-    WORKSPACES,
-    QueueLimits,
-    Site,
-    SiteDetails,
-    SiteFacts,
-)
-from snakemake_executor_plugin_mantik.sites.credentials import (
-    find_account,
-    find_credentials,
-)
+from ..common.humanize import humanize_duration
+from ..config.environment import describe_software, image_upload
+from ..config.environment_keys import SLURM_KEYS, EnvironmentConfig
+from ..config.known_sites import find_known_site
+from ..config.model import BackendConfig
+from ..config.reading import LoadedConfig
+from ..engine.messages import unchecked_message
+from ..engine.plan import ACCOUNT, Planner, choose_queue, find_misfits, unchecked_resources
+from ..jobs.paths import OURS, ROOT, path_at_site, workspace_root
+from ..jobs.quoting import expands
+from ..jobs.spec import Resources
+from ..sites import make_issuer, make_site
+from ..sites.authentication import Credential
+from ..sites.base import WORKSPACES, QueueLimits, Site, SiteDetails, SiteFacts
+from ..sites.credentials import find_account, find_credentials
 
 ANSWER_WAIT_S: Final = 120.0
 """Seconds that a site has for all its answers together."""
@@ -93,7 +79,7 @@ def check_connection(loaded: LoadedConfig, project: Path) -> list[Finding]:
     account = find_account(loaded.name, os.environ)
     planner = Planner(loaded.config, account, project)
     try:
-        from snakemake_executor_plugin_mantik.connections.connect import workspace_name
+        from ..connections.connect import workspace_name
 
         # No run and no other check uses this name; the results do not depend on it.
         own = workspace_name(project.absolute(), f"check {uuid.uuid4()}")
@@ -205,6 +191,7 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
         yield Finding("user", "ok", f"jobs run as {facts.user}")
     else:
         yield Finding("user", "note", "the server does not report which user jobs run as")
+    resources = choose_queue(resources, facts)
     # `_account` reports on the account.
     found = [misfit for misfit in find_misfits(resources, facts) if misfit.key != ACCOUNT]
     for misfit in found:
@@ -228,7 +215,6 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
 
 
 def _account(account: str | None, details: SiteDetails) -> Iterator[Finding]:
-    """Compare the account with those that the site allows the user."""
     known = ", ".join(
         f"{name} ({left})" if left else name for name, left in details.accounts.items()
     )
@@ -272,25 +258,13 @@ def _purge(workspace: str, loaded: LoadedConfig) -> Iterator[Finding]:
 
 
 def _known_defects(server: str, loaded: LoadedConfig, resources: Resources) -> Iterator[Finding]:
-    if loaded.config.api != "unicore":
-        return
-    from snakemake_executor_plugin_mantik.sites.unicore.description import lost_resources
+    if loaded.config.api != "unicore" or loaded.config.site.scheduler != "none":
+        return  # other jobs carry the scheduler's own directives
+    from ..sites.unicore.description import lost_resources
 
-    # Tests the server for the defect, whatever resources this config requests.
-    if not lost_resources(Resources(gpus_per_node=1), server):
-        return
-    lost = lost_resources(resources, server)
-    if loaded.config.site.scheduler == "none" and lost:
+    if lost := lost_resources(resources, server):
         text = f"{server} loses {' and '.join(lost)}; set Site: Scheduler to slurm or pbs"
         yield Finding("server", "wrong", text)
-        return
-    text = f"{server} drops requests for GPUs and for 2 GiB of memory or more"
-    why = (
-        "jobs are not affected, because they are submitted RAW, with the scheduler's own directives"
-    )
-    if loaded.config.site.scheduler == "none":
-        why = "the config makes neither"
-    yield Finding("server", "note", f"{text}; {why}")
 
 
 def _limits(limits: QueueLimits) -> str:
@@ -377,7 +351,6 @@ def _expected(environment: EnvironmentConfig) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(facts: SiteFacts, planner: Planner) -> Iterator[Finding]:
-    """Yield each environment whose container would not see the workspace."""
     for name in planner.config.all_environments:
         try:
             planner.mounts_fit(name, facts)
@@ -386,7 +359,6 @@ def _mounts(facts: SiteFacts, planner: Planner) -> Iterator[Finding]:
 
 
 def _images(loaded: LoadedConfig, project: Path) -> Iterator[Finding]:
-    """Yield findings about the images of all environments."""
     for environment in loaded.config.all_environments.values():
         if (image := image_upload(environment, project)) is not None:
             yield _architecture(image[0], loaded)

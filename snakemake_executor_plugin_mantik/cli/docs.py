@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, find_alike
-from snakemake_executor_plugin_mantik.config.environment_keys import IMAGE_KEYS, LOGIN_HOOKS
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-
+from ..common.errors import UserError, find_alike
+from ..config.environment_keys import IMAGE_KEYS, LOGIN_HOOKS
+from ..config.model import ENVIRONMENT_NAME, BackendConfig
 from . import shared
 
 _PACKAGE = "snakemake_executor_plugin_mantik"
@@ -43,7 +42,8 @@ def docs(
         return
     pages = documentation_pages()
     if not page:
-        rows = ([name, _TITLES.get(name) or _title(file)] for name, file in sorted(pages.items()))
+        firsts = {name: file.read_text("utf-8").partition("\n")[0] for name, file in pages.items()}
+        rows = ([n, _TITLES.get(n) or firsts[n].removeprefix("# ")] for n in sorted(pages))
         shared.print_table(("page", "title"), rows)
         return
     name = page.removeprefix("docs/").removesuffix(".md")
@@ -75,10 +75,6 @@ def documentation_pages() -> dict[str, Traversable]:
     return {file.name.removesuffix(".md"): file for file in found}
 
 
-def _title(file: Traversable) -> str:
-    return file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-
-
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """The dialect of pydantic's schemas."""
 
@@ -95,7 +91,7 @@ def config_schema() -> Any:
         "anyOf": [{"required": list(pair)} for pair in excluded]
     }
     named = described["properties"]["Environments"]
-    named["additionalProperties"] = {"$ref": "#/$defs/EnvironmentConfig"}
+    named["propertyNames"] = {"pattern": f"^{ENVIRONMENT_NAME.pattern}$"}
     described["$defs"]["ContainerEngineConfig"]["oneOf"] = [
         {"required": ["File"]},
         {"required": ["Name"]},

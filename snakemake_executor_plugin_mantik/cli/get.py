@@ -11,33 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, printable
-from snakemake_executor_plugin_mantik.common.humanize import (
-    humanize_count,
-    humanize_duration,
-    humanize_size,
-)
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.engine.compare import is_same_file
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at, local_path
-from snakemake_executor_plugin_mantik.journal import (
-    StoredOutput,
-    UndeclaredFile,
-    read_stored,
-    read_undeclared,
-)
-from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
-from snakemake_executor_plugin_mantik.staging.transfers import move_beside
-from snakemake_executor_plugin_mantik.storage.access import find_workspace_files
-from snakemake_executor_plugin_mantik.storage.catalog import Catalog
-from snakemake_executor_plugin_mantik.storage.copies import is_here, remove_path
-from snakemake_executor_plugin_mantik.storage.paths import workspace_path
-
+from ..common.errors import UserError, printable
+from ..common.humanize import humanize_count, humanize_duration, humanize_size
+from ..common.state_directory import STATE
+from ..engine.compare import is_same_file
+from ..jobs.paths import display_path, is_at, local_path
+from ..journal import StoredOutput, UndeclaredFile, read_stored, read_undeclared
+from ..sites.base import is_rest_safe
+from ..staging.transfers import move_beside, remove_path
+from ..storage.access import find_workspace_files
+from ..storage.catalog import Catalog
+from ..storage.copies import is_here
+from ..storage.paths import workspace_path
+from ..views.picture import shorten_text
 from . import shared
-from .shared import ALL_TARGETS, NEEDED_BY, Workdir, make_progress, read_files, say, warn
+from .shared import ALL_TARGETS, NEEDED_BY, AsJson, Workdir, make_progress, read_files, say, warn
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.adapter.workflow_metadata import GraphFiles
+    from ..adapter.workflow_metadata import GraphFiles
 
 
 def find_undeclared(
@@ -277,7 +268,6 @@ def _report_unnamed(catalog: Catalog, output: StoredOutput) -> None:
 
 
 def _names(paths: Sequence[str]) -> str:
-    """Name the first few of some files."""
     return ", ".join(map(display_path, paths[:5])) + ", …" * (len(paths) > 5)
 
 
@@ -324,7 +314,7 @@ def ls(
             "--undeclared", help="Show the new files that jobs left beside their outputs instead."
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the outputs that stay at sites: where, how big, how old, and which job made them.
 
@@ -347,7 +337,7 @@ def ls(
         return
     needed = [] if files is None else ["needed by"]
     titles = ["file", "site", "size", "age", "made by", *needed, "here"]
-    shared.print_table(titles, map(_row, found), right=("size", "age"))
+    shared.print_table(titles, _shortened(map(_row, found), 4), right=("size", "age"))
     total = humanize_size(sum(output.size for output in outputs))
     typer.echo(f"{humanize_count(len(outputs), 'output')}, {total}")
 
@@ -355,7 +345,6 @@ def ls(
 def _show_undeclared(
     files: Sequence[UndeclaredFile], names: Mapping[str, str], directory: Path, *, as_json: bool
 ) -> None:
-    """Print the files that no rule declares, as far as the journal lists them."""
     rows = [
         (
             display_path(file.path),
@@ -374,12 +363,25 @@ def _show_undeclared(
     else:
         shared.print_table(
             ["file", "site", "size", "seen by", "here"],
-            (
-                [path, site, humanize_size(size), job, "yes" * here]
-                for path, site, size, job, here in rows
+            _shortened(
+                (
+                    [path, site, humanize_size(size), job, "yes" * here]
+                    for path, site, size, job, here in rows
+                ),
+                3,
             ),
             right=("size",),
         )
+
+
+def _shortened(rows: Iterable[list[str]], by: int) -> Iterable[list[str]]:
+    """Shorten for a terminal the files in rows, and the jobs in column `by`, but no rule."""
+    rows, width = list(rows), shared.make_console().width
+    rules = [row[by].partition(" ")[0] for row in rows]
+    files = shared.shorten_paths([row[0] for row in rows], rules, width // 2)
+    for row, file, rule in zip(rows, files, rules, strict=True):
+        row[0], row[by] = file, shorten_text(row[by], width * 3 // 10, rule)
+    return rows
 
 
 def _row(found: Mapping[str, Any]) -> list[str]:

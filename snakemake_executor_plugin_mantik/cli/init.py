@@ -9,17 +9,22 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, KnownSite
-from snakemake_executor_plugin_mantik.config.reading import check_site_name, parse_backend_config
+from ..common.errors import UserError
+from ..config.known_sites import KNOWN_SITES, KnownSite
+from ..config.reading import check_site_name, parse_backend_config
+from ..sites.credentials import variable_prefix
+from .shared import write_file
 
 PROFILE: Final = Path("profiles", "default", "config.yaml")
 """Snakemake uses a profile of this name beside the Snakefile by default."""
 
+_CONFIGS: Final = "mantik-backend-config"
 _IMAGE: Final = "env/train.sif"
 _NO_URL: Final = "no URL is published, use --url"
 
@@ -111,7 +116,7 @@ def init(  # noqa: PLR0917 - options of a command line
         environment=_environment(environment, path, directory),
     )
     parse_backend_config(text.encode(), "yaml", shown=config.name)  # refuses a wrong URL or queue
-    _write(config, text)
+    write_file(config, text)
     typer.echo(f"Wrote {config}: review it; everything that is commented out is optional.")
     if chosen is _EXAMPLE:
         typer.echo("Set the site's UnicoreApiUrl and Queue in it: those are examples.")
@@ -120,11 +125,14 @@ def init(  # noqa: PLR0917 - options of a command line
         typer.echo(f"Put the image at the path in the config: {path}")
     more = _filled("files-stay.yaml") if files_stay else ""
     lines = _filled("profile.yaml", file=_quoted(config.name), more=more)
-    if taken and not force:
-        typer.echo(_how_to_extend(profile, config, lines))
+    extended = _extended(profile, config.name, lines) if taken else lines
+    if extended is None and not force:
+        options = "\n".join(f"  {line}" for line in lines.splitlines() if line and line[0] != "#")
+        typer.echo(f"Kept {profile}; for this site and executor it has to say:\n{options}")
     else:
-        _write(profile, lines)
-        typer.echo(f"Wrote {profile}: with it, plain `snakemake` here uses the executor.")
+        write_file(profile, extended or lines)
+        done = f"Added {config.name} to" if taken and extended else "Wrote"
+        typer.echo(f"{done} {profile}: with it, plain `snakemake` here uses the executor.")
     if taken[1:]:
         typer.echo(f"Snakemake may use {_names(taken[1:])} instead of {profile}: keep only one.")
     typer.echo(next_steps(site, chosen.api))
@@ -151,12 +159,37 @@ def _find_profiles(directory: Path) -> list[Path]:
     return []
 
 
-def _how_to_extend(profile: Path, config: Path, lines: str) -> str:
-    """Return what to add to a profile that exists so that it uses a backend config."""
-    if re.search(r"^mantik-backend-config\s*:", profile.read_text(errors="replace"), re.MULTILINE):
-        return f"Kept {profile}: add '- {config.name}' to its mantik-backend-config."
-    options = "\n".join(f"  {line}" for line in lines.splitlines() if line and line[0] != "#")
-    return f"Kept {profile}, which Snakemake uses here: add these lines to it:\n{options}"
+def _extended(profile: Path, config: str, lines: str) -> str | None:
+    """Return the text of a profile that exists, with a backend config and what else it lacks.
+
+    What stands in it stays as it is. None if it is for another executor, or cannot be read.
+    """
+    yaml, text = YAML(typ="safe", pure=True), profile.read_text(errors="replace").rstrip("\n")
+    try:
+        given, wanted = yaml.load(text) or {}, yaml.load(lines)
+        if given.get("executor", "mantik") != "mantik":
+            return None
+        lacking = {key: value for key, value in wanted.items() if key not in given}
+        if configs := given.get(_CONFIGS):
+            [node] = [node for key, node in yaml.compose(text).value if key.value == _CONFIGS]
+            names = [configs] if isinstance(configs, str) else configs
+            if config not in (spec.rpartition("=")[2] for spec in names):
+                text = _with_item(text, node, names, config)
+        return "\n".join([text, *(f"{k}: {json.dumps(v)}" for k, v in lacking.items()), ""])
+    except (YAMLError, AttributeError):  # no YAML, or no options
+        return None
+
+
+def _with_item(text: str, node: Any, items: list[str], new: str) -> str:
+    """Return the text of a YAML file with one more item in the list, or the single text, `node`."""
+    start, end, added = node.start_mark.index, node.end_mark.index, _quoted(new)
+    if isinstance(node.value, str):
+        return f"{text[:start]}[{_quoted(items[0])}, {added}]{text[end:]}"
+    end = node.value[-1].end_mark.index
+    if not node.flow_style:  # after the comment of the last one
+        end = (text + "\n").index("\n", end)
+    added = f", {added}" if node.flow_style else f"\n{' ' * node.start_mark.column}- {added}"
+    return text[:end] + added + text[end:]
 
 
 def _names(paths: Iterable[Path]) -> str:
@@ -164,7 +197,6 @@ def _names(paths: Iterable[Path]) -> str:
 
 
 def _is_terminal() -> bool:
-    """Return whether somebody is there to ask."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -273,7 +305,7 @@ def _line(kind: _Kind, path: str, directory: Path) -> str:
 
 def next_steps(site: str, api: str = "unicore") -> str:
     """Return the instructions for after `init`: set credentials and account, check, run."""
-    prefix = f"MANTIK_{site.upper().replace('-', '_')}"
+    prefix = variable_prefix(site)
     ways = {
         "unicore": (
             "USERNAME=… {}_PASSWORD=…",
@@ -303,12 +335,3 @@ def _filled(template: str, **values: str) -> str:
 def _quoted(text: str) -> str:
     """Quote `text` as a YAML scalar: texts of JSON are valid in YAML."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError("the file cannot be written", where=str(path), do=reason) from error

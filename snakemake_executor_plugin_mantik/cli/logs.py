@@ -1,19 +1,19 @@
-"""`smk-mantik logs`: show what a job has written, while it runs and afterwards."""
+"""`smk-mantik logs` and `exec`: what a job writes, and commands beside it while it runs."""
 
 import asyncio
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, printable
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.connections.connect import site_visits
-from snakemake_executor_plugin_mantik.jobs.paths import display_path
-from snakemake_executor_plugin_mantik.journal import TryRecord, is_controlled, read_history
-from snakemake_executor_plugin_mantik.views.sites import JobLog
-from snakemake_executor_plugin_mantik.views.workflow import find_try
-
+from ..common.errors import UserError, printable
+from ..common.state_directory import STATE
+from ..connections.connect import site_visits
+from ..jobs.paths import display_path
+from ..journal import TryRecord, is_controlled, read_history
+from ..views.sites import JobLog, run_beside
+from ..views.workflow import find_try
 from .shared import Follow, Sites, Workdir
 
 
@@ -23,7 +23,7 @@ def logs(
         typer.Argument(
             metavar="JOB",
             help="A job by name, by rule and wildcards (train sample=a), or by id, as"
-            " `smk-mantik jobs` shows it.",
+            " `smk-mantik jobs` shows it; or by the path of one of its outputs.",
         ),
     ],
     *,
@@ -79,6 +79,43 @@ def logs(
         typer.echo(printable(_silent(last)), err=True)
 
 
+def exec_(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="A running job, as for smk-mantik logs; in quotes.")
+    ],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND...", help="A command and its arguments, or one line of bash in quotes."
+        ),
+    ],
+    *,
+    directory: Workdir = Path(),
+    site: Sites = None,
+) -> None:
+    """Run a command beside a running job: `nvidia-smi`, `py-spy dump`, `tail`.
+
+    It runs on the job's first node, in the workspace and outside the container, within ten seconds
+    or so, and may take five minutes. The exit code is the command's.
+    """
+    found = find_try(directory / STATE, job)
+    if not found.may_run:
+        raise UserError(
+            f"it does not run any more ({found.outcome})",
+            where=found.name,
+            do="See what runs with smk-mantik jobs",
+        )
+    line = command[0] if len(command) == 1 else shlex.join(command)
+
+    async def ask() -> tuple[bytes, int]:
+        async with site_visits(directory, site or [])(found.site, True) as opened:
+            return await run_beside(opened, found, line)
+
+    output, code = asyncio.run(ask())
+    typer.echo(printable(output.decode(errors="replace")), nl=False)
+    raise typer.Exit(code)
+
+
 def _last(state: Path, found: TryRecord) -> TryRecord:
     """Return a try as it is now, or a later one of the same job that may run."""
     same = [r for r in read_history(state) if r.job == found.job]
@@ -87,7 +124,6 @@ def _last(state: Path, found: TryRecord) -> TryRecord:
 
 
 def _silent(record: TryRecord) -> str:
-    """Return why there is no output."""
     if not record.site_jobs and not record.outcome:
         return f"{record.name}: it has not been submitted yet."
     if record.may_run:

@@ -3,41 +3,40 @@
 import json
 import os
 import re
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, one_line, printable
-from snakemake_executor_plugin_mantik.common.humanize import (
-    humanize_count,
-    humanize_duration,
-    humanize_size,
-)
-from snakemake_executor_plugin_mantik.config.environment import unknown_environment
-from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
-from snakemake_executor_plugin_mantik.engine.forecast import (
+from ..common.errors import UserError, one_line, printable, shorten_list
+from ..common.humanize import humanize_count, humanize_duration, humanize_size
+from ..config.environment import unknown_environment
+from ..config.exclude import Exclude, Include
+from ..config.reading import KINDS, LoadedConfig
+from ..engine.forecast import (
     Forecast,
     JobPlan,
     Preview,
     Total,
     UploadForecast,
     make_preview,
+    plain_request,
 )
-from snakemake_executor_plugin_mantik.engine.messages import unchecked_message
-from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
-from snakemake_executor_plugin_mantik.sites.credentials import find_account
-from snakemake_executor_plugin_mantik.sites.unicore.description import HOOK_FILES
-from snakemake_executor_plugin_mantik.staging import sources
-
+from ..engine.messages import unchecked_message
+from ..engine.plan import Planner
+from ..jobs.resources import total_cpus
+from ..sites.credentials import find_account
+from ..sites.unicore.description import HOOK_FILES
+from ..staging import sources
+from ..views.picture import shorten_text
 from . import shared
 from .check import examine
-from .shared import WRONG, AsJson, Project, warn
+from .shared import WRONG, AsJson, ForSnakemake, Project, is_config, warn
 
 _LATER: Final = "follows from files that are still to be made"
 
@@ -66,7 +65,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what `snakemake` with the same arguments would submit; submit nothing."""
-    from snakemake_executor_plugin_mantik.adapter.planning import dry_run, plan_workflow
+    from ..adapter.planning import dry_run, plan_workflow
 
     def look(workflow: Any, options: Any, logger: Any) -> JobPlan:
         return plan_workflow(workflow, options, logger, connect=connect, list_sources=sources)
@@ -78,23 +77,35 @@ def plan(
         typer.echo(json.dumps(made.as_json(), indent=2))
     else:
         _notify(made, details=details)
-    for mistake in made.mistakes:
-        warn(mistake)
-    if made.mistakes:
+    mistakes: dict[tuple[str, str], list[str]] = {}
+    for job in made.jobs:
+        if job.mistake:
+            mistakes.setdefault((job.rule, job.mistake), []).append(job.job)
+    for (rule, mistake), names in mistakes.items():
+        of_rule = f"{rule} ({humanize_count(len(names), 'job')})"
+        warn(f"{names[0] if len(names) == 1 else of_rule}: {mistake}")
+    if mistakes:
         raise typer.Exit(WRONG)
 
 
 _TITLES: Final = (
-    "job", "site", "queue", "nodes", "tasks", "CPUs", "memory", "GPUs", "time", "runs", "uploads",
-    "",
+    "job", "jobs", "site", "queue", "nodes", "tasks", "CPUs", "memory", "GPUs", "time", "runs",
+    "uploads",
 )  # fmt: skip
-_RIGHT: Final = ("nodes", "tasks", "CPUs", "GPUs", "time")
+_MOST_ROWS: Final = 20
+"""Of more jobs, those of a rule that request the same share a row."""
+_DEFAULT: Final = "default"
+"""What the site gives a job that requests nothing."""
+_WIDE: Final = 100
+"""Columns from which on the table names the site if all jobs run at one."""
+_UPLOADS: Final = _TITLES.index("uploads")
+_RIGHT: Final = ("jobs", "nodes", "tasks", "CPUs", "GPUs", "time")
 
 
 def _notify(made: JobPlan, *, details: bool) -> None:
     console = shared.make_console()
     if made.jobs:
-        shared.print_table(_TITLES, map(_cells, made.jobs), right=_RIGHT)
+        _print_jobs(made.jobs, console)
     if details:
         for job in made.jobs:
             console.print()
@@ -109,32 +120,61 @@ def _notify(made: JobPlan, *, details: bool) -> None:
         console.print(Text(line))
 
 
-def _cells(job: Forecast) -> Iterator[str]:
-    given = job.resources
-    yield job.job
-    yield job.site or "?"
-    if given is None:
-        yield from [""] * 7
-    else:
+def _print_jobs(jobs: Sequence[Forecast], console: Console) -> None:
+    alike: dict[object, list[Forecast]] = {}
+    for job in jobs:
+        of_rule = job.rule, *_cells([job])[2:_UPLOADS], _note(job)
+        alike.setdefault(of_rule if len(jobs) > _MOST_ROWS else job.job, []).append(job)
+    rows, notes = [], dict[str, list[str]]()
+    # In a narrow terminal, the totals name the site.
+    one_site = console.width < _WIDE and len({job.site for job in jobs}) == 1
+    for group in alike.values():
+        name, number, site, *cells = _cells(group)
+        notes.setdefault(_note(group[0]), []).append(name)
+        name = shorten_text(name, console.width // 2, group[0].rule)
+        rows.append([name, number, "" if one_site else site, *cells])
+    shared.print_table(_TITLES, rows, right=_RIGHT, whole=_TITLES[:_UPLOADS])
+    for note, names in notes.items():
+        if note:
+            console.print(Text(one_line(f"{', '.join(shorten_list(names))}: {note}")))
+
+
+def _cells(jobs: Sequence[Forecast]) -> list[str]:
+    """Return the row of some jobs of a rule that differ in their uploads alone."""
+    job = max(jobs, key=lambda each: each.inputs.size)
+    given, asked = job.resources, [""] * 7
+    if given is not None:
         gpus = (given.gpus_per_node or 0) * (given.nodes or 1)
-        yield given.queue or "default"
-        for number in (given.nodes, given.tasks, total_cpus(given)):
-            yield "" if number is None else str(number)
+        memory = f"{given.memory_mib_per_node} MiB" if given.memory_mib_per_node else ""
         if given.memory_mib_per_cpu is not None:
-            yield f"{given.memory_mib_per_cpu} MiB per CPU"
-        else:
-            yield f"{given.memory_mib_per_node} MiB" if given.memory_mib_per_node else ""
-        yield f"{gpus} {given.gpu_model or ''}".rstrip() if gpus else ""
+            memory = f"{given.memory_mib_per_cpu} MiB per CPU"
         times = f"{job.segments} × " if job.segments > 1 else ""
-        yield f"{times}{humanize_duration(given.runtime_s)}" if given.runtime_s else ""
+        default = "?" if job.later else _DEFAULT
+        asked = [
+            given.queue or _DEFAULT,
+            str(given.nodes or ""),
+            str(given.tasks or ""),
+            str(total_cpus(given) or default),
+            memory or default,
+            f"{gpus} {given.gpu_model or ''}".rstrip() if gpus else "",
+            f"{times}{humanize_duration(given.runtime_s)}" if given.runtime_s else default,
+        ]
     known = job.command is not None
-    yield ("Snakemake" if job.full else "script") if known else ""
-    yield _uploads(job.inputs, short=True) if known else ""
-    yield "cannot be submitted, see below" if job.mistake else _note(job)
+    runs = "Snakemake" if known and job.full else ""
+    uploads = _uploads(job.inputs, short=True) if known else ""
+    name, number = job.job, ""
+    if len(jobs) > 1:
+        name, number = job.rule, str(len(jobs))
+        most = any(each.inputs != job.inputs for each in jobs)
+        uploads = f"{'up to ' * most}{uploads} each" if uploads else ""
+    site = " or ".join([job.site or "?", *job.elsewhere])
+    return [name, number, site, *asked, runs, uploads]
 
 
 def _note(job: Forecast) -> str:
-    """Return a note that the job was submitted already, or what of it is not known yet."""
+    """Return that a job cannot be submitted, or was already, or what of it is not known yet."""
+    if job.mistake:
+        return "cannot be submitted, see below"
     if job.sent:
         return "was submitted already: reattached if unchanged"
     unknown = [*job.later, *(["its command"] if job.command is None else [])]
@@ -158,7 +198,7 @@ def _details(job: Forecast) -> Iterator[str]:
 
 def _source_lines(made: JobPlan, site: str) -> Iterator[str]:
     files, others = made.source_files[site], made.left_out[site]
-    yield f"Sources for {site}:"
+    yield f"Project files for {site}:"
     yield from (f"  {path} ({humanize_size(size)})" for path, size in files.items())
     if others:
         yield f"Not uploaded to {site}, unless a rule names them as inputs:"
@@ -167,12 +207,15 @@ def _source_lines(made: JobPlan, site: str) -> Iterator[str]:
 
 def _totals(made: JobPlan) -> Iterator[str]:
     for site, total in made.sites.items():
-        yield (
-            f"{site}: {humanize_count(total.jobs, 'job')}, at most {_core_hours(total)}"
-            f" and {total.gpu_hours:.1f} GPU hours"
-            + (f", and {total.without_runtime} without walltime" if total.without_runtime else "")
-            + f"; files: {_uploads(total.uploads)}."
-        )
+        hours = f"at most {_core_hours(total)}"
+        if total.gpu_hours:
+            hours += f" and {total.gpu_hours:.1f} GPU hours"
+        if total.without_runtime == total.jobs:
+            hours = "core hours unknown without a walltime (set runtime in the rule)"
+        elif total.without_runtime:
+            hours += f", and {total.without_runtime} without walltime"
+        files = _uploads(total.uploads, project=made.sources[site].files)
+        yield f"{site}: {humanize_count(total.jobs, 'job')}, {hours}; files: {files}."
         if total.unchecked:
             yield f"{site}: {unchecked_message(total.unchecked)}."
     later = sum(job.site is None for job in made.jobs)
@@ -204,12 +247,12 @@ def _core_hours(total: Total) -> str:
         return f"{total.core_hours:.1f} core hours"
     unknown = (
         f"an unknown number of core hours for {humanize_count(total.without_cores, 'job')} without"
-        " CPUs (set Resources: CPUsPerNode, or threads: of the rule)"
+        " CPUs (set Resources: CPUsPerNode, or cpus_per_task of the rule)"
     )
     return f"{total.core_hours:.1f} core hours, {unknown}" if total.core_hours else unknown
 
 
-def _uploads(files: UploadForecast, *, short: bool = False) -> str:
+def _uploads(files: UploadForecast, *, short: bool = False, project: int = 0) -> str:
     if short:
         count = humanize_count(files.files, "file")
         parts = [f"{count}, {humanize_size(files.bytes)}"] if files.files else []
@@ -218,9 +261,11 @@ def _uploads(files: UploadForecast, *, short: bool = False) -> str:
             parts.append(f"{moved} to move, {size}")
         return "; ".join(parts)
     parts = [f"{files.files} to upload ({humanize_size(files.bytes)})"]
+    if project:
+        parts[0] += f", {project} of them {'a project file' if project == 1 else 'project files'}"
     for number, words in (
         (files.at_site, "at the site already"),
-        (files.made_there, "made at the site by earlier jobs"),
+        (files.made_there, "made at the site by jobs of this run"),
         (files.later, "to upload once made elsewhere"),
         (
             files.imported,
@@ -237,13 +282,22 @@ def _uploads(files: UploadForecast, *, short: bool = False) -> str:
     return ", ".join(parts)
 
 
-_UNLIMITED = 1 << 62
 _INLINE = "as shown below"
 
 
 def render(  # noqa: PLR0917 - options of a command line
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Backend config, FILE or NAME=FILE.")],
-    command: Annotated[str, typer.Option("--command", help="The command of the job.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RULE|FILE",
+            help="A rule, a job or an output of the workflow here; or with --command a backend"
+            " config, FILE or NAME=FILE.",
+        ),
+    ],
+    arguments: ForSnakemake = None,
+    command: Annotated[
+        str, typer.Option("--command", help="The command of a job that is in no workflow.")
+    ] = "",
     project: Project = Path(),
     environment: Annotated[
         str, typer.Option("--environment", help="One of the config's Environments, by its name.")
@@ -254,6 +308,34 @@ def render(  # noqa: PLR0917 - options of a command line
     as_json: AsJson = False,
 ) -> None:
     """Show the script, the submission and the uploads of a job; connect to no site."""
+    if command:
+        made = _preview_command(target, command, project, environment, unicore_version)
+    else:
+        if is_config(target) and Path(target).suffix in KINDS:
+            raise UserError("no command is given", where=target, do="Add --command, or name a rule")
+        if environment or unicore_version or project != Path():
+            what = "--project, --environment and --unicore-version are for a plain command"
+            raise UserError(what, do="Remove them, or add --command")
+        from ..adapter.planning import dry_run, preview_job
+
+        found = dry_run(
+            ["--forceall", *(arguments or [])],
+            lambda workflow, options, logger: preview_job(workflow, options, logger, target),
+        )
+        if found is None:
+            raise typer.Exit(WRONG)
+        made = found
+    for warning in made.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if as_json:
+        typer.echo(json.dumps(asdict(made), indent=2))
+    else:
+        typer.echo(_for_people(made))
+
+
+def _preview_command(
+    file: str, command: str, project: Path, environment: str, unicore_version: str
+) -> Preview:
     if not project.is_dir():
         raise UserError("there is no such folder", where=str(project), do="Correct --project")
     report = examine(file, project)
@@ -265,16 +347,10 @@ def render(  # noqa: PLR0917 - options of a command line
     warnings = [*report.warnings, *map(str, report.mistakes)]
     if environment not in report.loaded.config.all_environments:
         raise unknown_environment(environment, report.loaded.config, "--environment")
-    made = render_preview(
+    return render_preview(
         report.loaded, warnings, project, command,
         unicore_version=unicore_version, environment=environment,
     )  # fmt: skip
-    for warning in made.warnings:
-        typer.echo(f"warning: {warning}", err=True)
-    if as_json:
-        typer.echo(json.dumps(made.as_json(), indent=2))
-    else:
-        typer.echo(_for_people(made))
 
 
 def render_preview(
@@ -308,16 +384,14 @@ def render_preview(
         )
     planner = Planner(config, find_account(loaded.name, os.environ), project)
     # Without a workflow, products of rules are unknown and count as sources: so allow any total.
-    chosen = sources.select_sources(
-        project, Exclude(config.exclude), products=(),
-        total_limit=_UNLIMITED,
-        include=Include(config.site.include),
-    )  # fmt: skip
+    chosen = sources.SourceFiles(
+        project, Exclude(config.exclude), include=Include(config.site.include)
+    ).select(sys.maxsize)
     files = planner.environment_files(environment)
     found = [*warnings, *_sizes(loaded, chosen, [path for _, path in files])]
     size = files[0][0].stat().st_size if files and files[0][0].is_file() else None
     return make_preview(
-        planner, loaded.name, command, environment=environment,
+        planner, plain_request(loaded.name, command, environment),
         uploads=chosen.paths, image_size=size, warnings=found, unicore_version=unicore_version,
     )  # fmt: skip
 
@@ -346,6 +420,7 @@ def _for_people(made: Preview) -> str:
     given = {key: value for key, value in made.resources.items() if value is not None}
     environment = made.environment + (f" ({made.image_type} image)" if made.image_type else "")
     lines = [
+        f"Job:         {made.job}",
         f"Site:        {made.site} ({'UNICORE' if made.api == 'unicore' else 'firecREST'})",
         f"Resources:   {', '.join(f'{key} {value}' for key, value in given.items())}",
         f"Environment: {environment}",

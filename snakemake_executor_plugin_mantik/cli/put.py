@@ -8,19 +8,18 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, printable
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.config.exclude import Include
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.config.reading import read_configs
-from snakemake_executor_plugin_mantik.connections.connect import open_journal, reach_sites
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at, local_path
-from snakemake_executor_plugin_mantik.journal import Journal, StoredOutput, read_stored
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
-from snakemake_executor_plugin_mantik.staging.secret_files import SecretFiles
-
+from ..common.errors import UserError, printable
+from ..common.humanize import humanize_count, humanize_size
+from ..common.state_directory import STATE
+from ..config.exclude import Include
+from ..config.model import BackendConfig
+from ..config.reading import read_configs
+from ..connections.connect import open_journal, reach_sites
+from ..jobs.paths import display_path, is_at, local_path
+from ..journal import Journal, StoredOutput, read_stored
+from ..rules.paths.job_paths import JobPaths
+from ..staging.local import LocalFile
+from ..staging.secret_files import SecretFiles
 from .shared import Workdir, is_config, make_progress, say
 
 _MOST_BUNDLES = 64
@@ -79,11 +78,10 @@ def put(
     name = next(iter(config), None) or _choose(list(known.sites), site)
     _refuse_outputs(directory, known.outputs, wanted)
     journal = open_journal(
-        directory, "It uploads what its jobs need; use smk-mantik put when it has ended", new=True,
+        directory, say,
+        "It uploads what its jobs need; use smk-mantik put when it has ended", new=True,
         shared=any(loaded.config.site.sharing == "group" for loaded in config.values()),
     )  # fmt: skip
-    if journal.remark:
-        say(journal.remark)
     sent, size, left = asyncio.run(_put(journal, name, given, wanted))
     there = f"; {humanize_count(left, 'was', 'were')} there" * bool(left)
     typer.echo(f"Sent {humanize_count(sent, 'file')}, {humanize_size(size)}, to {name}{there}.")

@@ -6,15 +6,13 @@ from typing import Annotated, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, printable
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.common.secret_names import secret_values
-from snakemake_executor_plugin_mantik.common.state_directory import replace_file
-from snakemake_executor_plugin_mantik.staging.sources import REPORT_FILE
-from snakemake_executor_plugin_mantik.views.report import GENERATOR, gather_report, render_report
-from snakemake_executor_plugin_mantik.views.usage import render_profile
-
-from .shared import Workdir
+from ..common.errors import UserError, json_text, printable
+from ..common.humanize import humanize_count
+from ..common.secret_names import secret_values
+from ..staging.sources import REPORT_FILE
+from ..views.report import GENERATOR, gather_report, render_csv, render_report
+from ..views.usage import render_profile
+from .shared import Workdir, write_file
 
 _HEAD_BYTES: Final = 1024
 """How much of a file is read to see whether it is a report."""
@@ -44,18 +42,24 @@ def report(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers as JSON, and write no HTML.")
     ] = False,
+    as_csv: Annotated[
+        bool,
+        typer.Option("--csv", help="Print each attempt as a line of CSV, and write no HTML."),
+    ] = False,
 ) -> None:
     """Write a report of a workflow's jobs: timeline, pipeline, used resources, failures.
 
     It is one HTML file that needs no server and no internet. It may be written while Snakemake
     runs, and contacts no site.
     """
-    target = _profile_file(profile) if profile is not None else None
+    target = profile
+    if profile is not None and profile.suffix not in (".yaml", ".yml"):
+        target = profile / "config.yaml"
     if target is not None and target.exists() and not force:
         raise UserError(
             "the file exists already", where=str(target), do="Use --force, or another name"
         )
-    if not as_json and not force:
+    if not as_json and not as_csv and not force:
         _refuse_others(output)
     found = gather_report(
         directory,
@@ -65,18 +69,16 @@ def report(
     )
     if as_json:
         typer.echo(json_text(found.as_json()))
+    elif as_csv:
+        typer.echo(printable(render_csv(found)), nl=False)
     else:
-        _write(output, render_report(found))
+        write_file(output, render_report(found))
         typer.echo(printable(f"The report is in {output}."))
     if target is not None:
-        _write(target, render_profile(found.rules))
+        write_file(target, render_profile(found.rules))
         number = sum(bool(usage.advice) for usage in found.rules)
         words = f"It changes {number} of {humanize_count(len(found.rules), 'rule')}."
-        typer.echo(printable(f"The profile is in {target}. {words}"), err=as_json)
-
-
-def _profile_file(profile: Path) -> Path:
-    return profile if profile.suffix in (".yaml", ".yml") else profile / "config.yaml"
+        typer.echo(printable(f"The profile is in {target}. {words}"), err=as_json or as_csv)
 
 
 def _refuse_others(output: Path) -> None:
@@ -102,20 +104,3 @@ def _refuse_others(output: Path) -> None:
             where=str(output),
             do="Use --force, or name another file with --output",
         )
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file as a whole, or not at all.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, text)
-    except OSError as error:
-        raise UserError(
-            f"the file cannot be written ({error.strerror})",
-            where=str(path),
-            do="Name another file, or free disk space",
-        ) from error

@@ -9,27 +9,35 @@ from typing import Annotated, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import printable
-from snakemake_executor_plugin_mantik.config.reading import read_configs
-from snakemake_executor_plugin_mantik.mlproject.command_line import (
+from ..common.errors import printable
+from ..config.reading import read_configs
+from ..mlproject.command_line import (
     CommandFiles,
     CommandMistakes,
     ContinueOptions,
     check_command_files,
 )
-from snakemake_executor_plugin_mantik.mlproject.single_rule import (
-    prepare_single_rule,
-    snakemake_command,
-)
-from snakemake_executor_plugin_mantik.runs.functions import (
+from ..mlproject.single_rule import prepare_single_rule, snakemake_command
+from ..runs.functions import (
     default_result,
     describe_call,
     find_function,
     parse_argument,
     write_call,
 )
-
-from .shared import Checkpoint, EntryName, ForSnakemake, Segments, run_child, warn
+from .shared import (
+    Checkpoint,
+    EntryName,
+    Extra,
+    ForSnakemake,
+    Inputs,
+    Outputs,
+    Parameters,
+    Segments,
+    SiteConfig,
+    run_child,
+    warn,
+)
 
 
 def run(
@@ -37,46 +45,11 @@ def run(
     snakemake: ForSnakemake = None,
     *,
     entry_point: EntryName = "main",
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--param-list",
-            "-P",
-            metavar="NAME=VALUE",
-            help="A parameter of the entry point. {input}, {output}, {input.NAME} stand for files.",
-        ),
-    ] = None,
-    extra: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="A parameter that the entry point does not declare: appended to the command.",
-        ),
-    ] = None,
-    site: Annotated[
-        str,
-        typer.Option(
-            metavar="[NAME=]FILE",
-            help="The site's backend config; default: that of a profile or of the environment.",
-        ),
-    ] = "",
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="[NAME=]PATH",
-            help="A file or folder that it reads; repeatable. An existing file that is the value of"
-            " a parameter of type path is one anyway.",
-        ),
-    ] = None,
-    outputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--output",
-            metavar="[NAME=]PATH",
-            help="A file, or with a trailing / a folder, that it makes; repeatable.",
-        ),
-    ] = None,
+    parameter: Parameters = None,
+    extra: Extra = None,
+    site: SiteConfig = "",
+    inputs: Inputs = None,
+    outputs: Outputs = None,
     segments: Segments = None,
     checkpoint: Checkpoint = "",
     check: Annotated[
@@ -85,7 +58,11 @@ def run(
 ) -> None:
     """Run one entry point of an MLproject as a job, and wait for it here.
 
-    Write a workflow of one rule and run snakemake on it.
+    Write a workflow of one rule and run snakemake on it. An existing file that is the value of a
+    parameter of type path is an input anyway.
+
+    {input} and {output} in a parameter's value stand for the files of --input and --output; after
+    --input NAME=PATH, {input.NAME} stands for that one.
 
     Without --output, new and changed files of the project's folder are copied to a folder in
     mlproject-runs/.
@@ -137,24 +114,9 @@ def call(
             help="An argument: JSON such as 0.1, true or [1, 2], else a text; repeatable.",
         ),
     ] = None,
-    site: Annotated[
-        str,
-        typer.Option(
-            metavar="[NAME=]FILE", help="The site's backend config; default: the workflow's."
-        ),
-    ] = "",
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="PATH", help="A file or folder that it reads; repeatable."),
-    ] = None,
-    outputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--output",
-            metavar="PATH",
-            help="A file, or with a trailing / a folder, that it makes; repeatable.",
-        ),
-    ] = None,
+    site: SiteConfig = "",
+    inputs: Inputs = None,
+    outputs: Outputs = None,
     result: Annotated[
         str,
         typer.Option(metavar="PATH", help="The file with what it returns; default: in calls/."),

@@ -3,32 +3,30 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, one_line, printable
-from snakemake_executor_plugin_mantik.common.state_directory import data_home
-from snakemake_executor_plugin_mantik.mlproject.command_line import CommandMistakes, ContinueOptions
-from snakemake_executor_plugin_mantik.runs import controller, local_runs
-from snakemake_executor_plugin_mantik.runs.directories import (
-    RunDirectory,
-    config_of_file,
-    runs_home,
-)
-from snakemake_executor_plugin_mantik.runs.schedule_store import repeated_by
-
+from ..common.errors import UserError, one_line, printable
+from ..common.state_directory import data_home
+from ..mlproject.command_line import CommandMistakes, ContinueOptions
+from ..runs import controller, local_runs
+from ..runs.directories import RunDirectory, config_of_file, runs_home
+from ..runs.schedule_store import repeated_by
 from . import runtable
-from .cancel import confirm
 from .shared import (
     App,
     AsJson,
     Checkpoint,
     EntryName,
+    Extra,
     Follow,
+    Parameters,
     Segments,
+    SiteConfig,
     Yes,
+    confirm,
     make_console,
     print_json,
     require_mlflow,
@@ -37,7 +35,8 @@ from .shared import (
 )
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.runs.listing import FoundRun
+    from ..runs.listing import FoundRun
+    from ..runs.submit import SubmitRequest
 
 _FAILED = 1
 """Exit code if a run did not succeed with `--wait`, or a deletion was not confirmed."""
@@ -54,19 +53,9 @@ _Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, a prefix
 class _Options:
     """What can be said of a run when it is submitted, and when it is submitted again."""
 
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--param-list", "-P", metavar="NAME=VALUE", help="A parameter of the entry point."
-        ),
-    ] = None
-    extra: Annotated[
-        list[str] | None,
-        typer.Option("--extra", metavar="NAME=VALUE", help="An undeclared parameter."),
-    ] = None
-    site: Annotated[
-        str, typer.Option("--site", metavar="[NAME=]FILE", help="The site's backend config.")
-    ] = ""
+    parameter: Parameters = None
+    extra: Extra = None
+    site: SiteConfig = ""
     account: Annotated[str, typer.Option("--account", help="The compute budget account.")] = ""
     experiment: Annotated[
         str,
@@ -86,16 +75,14 @@ class _Options:
     as_json: AsJson = False
 
     @property
-    def parameters(self) -> dict[str, str]:
-        return _pairs("-P", self.parameter)
+    def request(self) -> "SubmitRequest":
+        from ..runs.submit import SubmitRequest
 
-    @property
-    def undeclared(self) -> dict[str, str]:
-        return _pairs("--extra", self.extra)
-
-    @property
-    def going_on(self) -> ContinueOptions:
-        return ContinueOptions(self.segments, self.checkpoint)
+        return SubmitRequest(
+            parameters=_pairs("-P", self.parameter), extra=_pairs("--extra", self.extra),
+            experiment=self.experiment, name=self.name, account=self.account,
+            going_on=ContinueOptions(self.segments, self.checkpoint),
+        )  # fmt: skip
 
 
 runs_app.callback()(require_mlflow)
@@ -120,15 +107,12 @@ def submit(
 
     Reports all mistakes before it creates a run or submits anything.
     """
-    from snakemake_executor_plugin_mantik.runs.submit import SubmitRequest, submit_run
+    from ..runs.submit import submit_run
 
-    given = options.parameters
-    chosen = replace(config_of_file(options.site, os.environ), extra=options.undeclared)
+    chosen = config_of_file(options.site, os.environ)
     run_id = submit_run(
-        SubmitRequest(
-            project, chosen, entry_point, version, given, options.experiment, name=options.name,
-            account=options.account, going_on=options.going_on,
-        )
+        replace(options.request, uri=project, chosen=chosen, entry_point=entry_point,
+                version=version)
     )  # fmt: skip
     _told_of(run_id, wait=options.wait, as_json=options.as_json)
 
@@ -139,7 +123,7 @@ def rerun(run: _Run, *, options: _Options) -> None:
 
     For another project, version or entry point use smk-mantik runs submit.
     """
-    from snakemake_executor_plugin_mantik.runs.submit import resubmit_run
+    from ..runs.submit import submit_run
 
     here = _found_here(
         run,
@@ -147,13 +131,8 @@ def rerun(run: _Run, *, options: _Options) -> None:
         "Submit its project again: smk-mantik runs submit. If it belongs to a workflow's"
         " job, run that again: snakemake --forcerun, with the rule's name",
     )
-    run_id = resubmit_run(
-        here.request.run_id,
-        parameters=options.parameters, extra=options.undeclared, account=options.account,
-        experiment=options.experiment, name=options.name,
-        site=config_of_file(options.site, os.environ) if options.site else None,
-        going_on=options.going_on,
-    )  # fmt: skip
+    chosen = config_of_file(options.site, os.environ) if options.site else None
+    run_id = submit_run(replace(options.request, again=here.request.run_id, chosen=chosen))
     _told_of(run_id, wait=options.wait, as_json=options.as_json)
 
 
@@ -163,7 +142,7 @@ def _found_here(run: str, why: str, do: str) -> RunDirectory:
     Raises:
         UserError: it is not there, with further words about `why`, and what to `do`.
     """
-    from snakemake_executor_plugin_mantik.runs.listing import find_run
+    from ..runs.listing import find_run
 
     found = find_run(run)
     if found.here is None:
@@ -191,8 +170,8 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the latest runs, including those of workflows' jobs, with their times and metrics."""
-    from snakemake_executor_plugin_mantik.runs import listing
-    from snakemake_executor_plugin_mantik.runs.store import STATES
+    from ..runs import listing
+    from ..runs.store import STATES
 
     wanted = state.upper()
     if wanted and wanted not in STATES:
@@ -206,7 +185,7 @@ def list_(
         warn,
     )
     if as_json:
-        print_json([row.as_json() for row in found])
+        print_json([asdict(row) for row in found])
     elif found:
         make_console().print(runtable.runs_table(found))
     else:
@@ -252,8 +231,8 @@ def _write(text: str) -> None:
 @runs_app.command("cancel")
 def cancel_command(run: _Run) -> None:
     """Cancel a run, and wait until its site confirms."""
-    from snakemake_executor_plugin_mantik.runs.listing import LATE
-    from snakemake_executor_plugin_mantik.runs.store import ENDED
+    from ..runs.listing import LATE
+    from ..runs.store import ENDED
 
     here = _found_here(
         run, "", "Cancel it where it was: smk-mantik cancel in the workflow's directory"
@@ -309,7 +288,7 @@ def delete(
     ] = False,
 ) -> None:
     """Delete a run that has ended: in MLflow, its directory, and its workspace at the site."""
-    from snakemake_executor_plugin_mantik.runs.store import ENDED
+    from ..runs.store import ENDED
 
     found = _with_mlflow(run)
     here = found.here
@@ -322,7 +301,7 @@ def delete(
         )  # fmt: skip
     for line in (*runtable.deletion_lines(found, site=not keep_site), *_repeated(found.run_id)):
         typer.echo(one_line(line))
-    if not (yes or confirm()):
+    if not (yes or confirm("Remove all of this?")):
         raise typer.Exit(_FAILED)
     if own and here is not None:
         if not keep_site:
@@ -358,7 +337,7 @@ def register(
     as_json: AsJson = False,
 ) -> None:
     """Register the model that a finished run has logged."""
-    from snakemake_executor_plugin_mantik.runs import store
+    from ..runs import store
 
     if not name and not remove:
         raise UserError(
@@ -391,7 +370,7 @@ def register(
 
 
 def _find(run: str) -> "FoundRun":
-    from snakemake_executor_plugin_mantik.runs.listing import find_run, refresh
+    from ..runs.listing import find_run, refresh
 
     return refresh(find_run(run))
 

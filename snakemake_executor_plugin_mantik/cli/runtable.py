@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.common.humanize import (
-    humanize_count,
-    humanize_duration,
-    humanize_size,
-)
-from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
-
+from ..common.errors import MantikError
+from ..common.humanize import humanize_count, humanize_duration, humanize_size
+from ..mlproject.single_rule import RESULTS
 from . import shared
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.runs.listing import FoundRun, RunRow
+    from ..runs.listing import FoundRun, RunRow
 
 _SHORT: Final = 8
 """Characters of a run's id in a table."""
@@ -49,18 +44,14 @@ def runs_table(rows: "Sequence[RunRow]") -> Table:
 
 def run_details(found: "FoundRun") -> dict[str, Any]:
     """Return everything that is known about a run, for JSON."""
-    from snakemake_executor_plugin_mantik.runs.listing import (
-        finite_metrics,
-        make_local_row,
-        make_row,
-    )
-    from snakemake_executor_plugin_mantik.runs.store import versions_of_run
+    from ..runs.listing import finite_metrics, make_local_row, make_row
+    from ..runs.store import versions_of_run
 
     here = found.here
     made: dict[str, Any] = {"run_id": found.run_id, "state": "deleted in MLflow", "note": ""}
     if found.run is not None:
         experiment = found.store.experiment_name(found.run.info.experiment_id)
-        made |= make_row(found.run, experiment, here, found.store).as_json()
+        made |= asdict(make_row(found.run, experiment, here, found.store))
         made["metrics"] = finite_metrics(found.run.data.metrics)
         made["parameters"] = dict(found.run.data.params)
         made["tags"] = {k: v for k, v in found.run.data.tags.items() if k.startswith("mantik.")}
@@ -72,7 +63,7 @@ def run_details(found: "FoundRun") -> dict[str, Any]:
                 for v in registered
             ]
     if found.away is not None and here is not None:
-        made |= make_local_row(here).as_json()
+        made |= asdict(make_local_row(here))
         made["mlflow"] = str(found.away)
     if here is not None:
         results = here.workdir / RESULTS
@@ -173,15 +164,14 @@ def _duration(seconds: float | None) -> str:
     return humanize_duration(seconds) if seconds is not None else ""
 
 
-def _short(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
-
-
 def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
 
 
 def _metrics(metrics: Mapping[str, float | str]) -> str:
-    some = [f"{name}={_short(value)}" for name, value in sorted(metrics.items())[:_METRICS]]
+    some = [
+        f"{name}={value if isinstance(value, str) else f'{value:.4g}'}"
+        for name, value in sorted(metrics.items())[:_METRICS]
+    ]
     more = [f"and {len(metrics) - _METRICS} more"] if len(metrics) > _METRICS else []
     return ", ".join([*some, *more])

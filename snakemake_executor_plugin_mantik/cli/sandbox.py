@@ -9,7 +9,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,10 +24,11 @@ from hpc_sandbox.settings import (
     Timing,
     machine_slots,
 )
-from snakemake_executor_plugin_mantik.common.errors import UserError, install_command
-from snakemake_executor_plugin_mantik.config.reading import check_site_name
 
-from .shared import App, run_child
+from ..common.errors import UserError, install_command
+from ..config.reading import check_site_name
+from ..sites.credentials import variable_prefix
+from .shared import App, run_child, warn
 
 if TYPE_CHECKING:
     from hpc_sandbox.server import Sandbox
@@ -61,78 +61,54 @@ sandbox_app = App(
 _SITES: Any = ("hpc1=unicore",)
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The sites, and how like real ones they are."""
-
-    site: Annotated[
-        list[str],
-        typer.Option(
-            "--site", help="A site and its API, NAME=unicore or NAME=firecrest; repeatable."
-        ),
-    ] = _SITES
-    scheduler: Annotated[
-        str,
-        typer.Option(
-            "--scheduler", help="What runs the jobs: local processes, or this machine's slurm."
-        ),
-    ] = "local"
-    slots: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="CPUs that the running jobs of a site share; default: the machine's."
-        ),
-    ] = None
-    status_interval: Annotated[
-        float,
-        typer.Option(
-            min=0.01, help="UNICORE: seconds between two polls of its scheduler; real: 10 to 60."
-        ),
-    ] = Timing.status_interval
-    death_lag: Annotated[
-        float,
-        typer.Option(
-            min=0, help="UNICORE: seconds that a killed job keeps its old status; real: 134."
-        ),
-    ] = Timing.death_lag
-    accounting_lag: Annotated[
-        float,
-        typer.Option(
-            min=0, help="firecREST: delay of its reports on jobs, in seconds; real: up to 4."
-        ),
-    ] = FirecrestSettings.accounting_lag
-    token_lifetime: Annotated[
-        float,
-        typer.Option(
-            min=1, help="firecREST: how long a token is valid, in seconds; 30 must be left."
-        ),
-    ] = FirecrestSettings.token_lifetime
-
-    @property
-    def settings(self) -> SandboxSettings:
-        if self.scheduler not in SCHEDULERS:
-            raise UserError(
-                f"there is no scheduler {self.scheduler!r}",
-                where="--scheduler",
-                do=f"Use one of: {', '.join(SCHEDULERS)}",
-            )
-        return SandboxSettings(
-            timing=Timing(status_interval=self.status_interval, death_lag=self.death_lag),
-            slots=self.slots or machine_slots(),
-            scheduler=self.scheduler,
-            firecrest=FirecrestSettings(
-                accounting_lag=self.accounting_lag, token_lifetime=self.token_lifetime
-            ),
-        )
-
-
 @sandbox_app.command("run", context_settings={"allow_interspersed_args": False})
 def run_in_sandbox(
     command: Annotated[
         list[str] | None, typer.Argument(help="The command and its arguments, after --.")
     ] = None,
     *,
-    options: _Options,
+    site: Annotated[
+        list[str],
+        typer.Option(
+            "--site", help="A site and its API, NAME=unicore or NAME=firecrest; repeatable."
+        ),
+    ] = _SITES,
+    scheduler: Annotated[
+        str,
+        typer.Option(
+            "--scheduler", help="What runs the jobs: local processes, or this machine's slurm."
+        ),
+    ] = "local",
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="CPUs that the running jobs of a site share; default: the machine's."
+        ),
+    ] = None,
+    status_interval: Annotated[
+        float,
+        typer.Option(
+            min=0.01, help="UNICORE: seconds between two polls of its scheduler; real: 10 to 60."
+        ),
+    ] = Timing.status_interval,
+    death_lag: Annotated[
+        float,
+        typer.Option(
+            min=0, help="UNICORE: seconds that a killed job keeps its old status; real: 134."
+        ),
+    ] = Timing.death_lag,
+    accounting_lag: Annotated[
+        float,
+        typer.Option(
+            min=0, help="firecREST: delay of its reports on jobs, in seconds; real: up to 4."
+        ),
+    ] = FirecrestSettings.accounting_lag,
+    token_lifetime: Annotated[
+        float,
+        typer.Option(
+            min=1, help="firecREST: how long a token is valid, in seconds; 30 must be left."
+        ),
+    ] = FirecrestSettings.token_lifetime,
 ) -> None:
     """Start a sandbox, run COMMAND with its credentials, stop it, return COMMAND's exit code.
 
@@ -146,16 +122,30 @@ def run_in_sandbox(
             where="smk-mantik sandbox run",
             do="Correct the name after --",
         )
-    with _sandbox(options.site, options.settings) as box:
+    if scheduler not in SCHEDULERS:
+        raise UserError(
+            f"there is no scheduler {scheduler!r}",
+            where="--scheduler",
+            do=f"Use one of: {', '.join(SCHEDULERS)}",
+        )
+    settings = SandboxSettings(
+        timing=Timing(status_interval=status_interval, death_lag=death_lag),
+        slots=slots or machine_slots(),
+        scheduler=scheduler,
+        firecrest=FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime),
+    )
+    with _sandbox(site, settings) as box:
         variables = {**environment_of(box), _TOKEN: box.token}
+        names = " and ".join(f"{option.name} ({option.api})" for option in box.options)
+        configs = ", ".join(str(box.directory / f"{option.name}.yaml") for option in box.options)
         if command:
+            warn(f"Sandbox with {names} until the command ends. Backend configs: {configs}")
             raise typer.Exit(run_child(command, {**os.environ, **variables}))
         over = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: over.set())
         for name, value in variables.items():
             typer.echo(f"export {name}={shlex.quote(value)}")
-        configs = ", ".join(str(box.directory / f"{option.name}.yaml") for option in box.options)
         typer.echo(f"# Backend configs: {configs}. Ctrl-C ends the sandbox and all its jobs.")
         sys.stdout.flush()
         over.wait()
@@ -181,7 +171,7 @@ def environment_of(box: "Sandbox") -> dict[str, str]:
         firecrest = option.api == "firecrest"
         kinds = ("CLIENT_ID", "CLIENT_SECRET") if firecrest else ("USERNAME", "PASSWORD")
         for kind, value in zip(kinds, box.credentials(option.name), strict=True):
-            found[f"MANTIK_{_variable(option)}_{kind}"] = value
+            found[f"{variable_prefix(option.name)}_{kind}"] = value
     return found
 
 
@@ -201,16 +191,11 @@ def _site_option(text: str) -> SiteOption:
     return SiteOption(name, api)
 
 
-def _variable(option: SiteOption) -> str:
-    """Return the site's name as part of environment variables."""
-    return option.name.upper().replace("-", "_")
-
-
 @contextmanager
 def _sandbox(sites: Sequence[str], settings: SandboxSettings) -> Iterator["Sandbox"]:
     """Run a sandbox, in the directory from the environment or in a temporary one."""
     options = [_site_option(text) for text in sites]
-    if len({_variable(option) for option in options}) < len(options):
+    if len({variable_prefix(option.name) for option in options}) < len(options):
         raise UserError(
             "two sites have the same name", where="--site", do="Use a different name for each"
         )

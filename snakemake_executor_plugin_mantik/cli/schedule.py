@@ -18,17 +18,13 @@ from zoneinfo import ZoneInfo
 import jinja2
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    MantikError,
-    UserError,
-    one_line,
-)
-from snakemake_executor_plugin_mantik.common.state_directory import data_home
-from snakemake_executor_plugin_mantik.runs.controller import run_status
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
-from snakemake_executor_plugin_mantik.runs.local_runs import find_local_run
-from snakemake_executor_plugin_mantik.runs.schedule_store import ScheduleStore
-from snakemake_executor_plugin_mantik.runs.scheduler import (
+from ..common.errors import MantikError, UserError, one_line
+from ..common.state_directory import data_home
+from ..runs.controller import run_status
+from ..runs.directories import RunDirectory, runs_home
+from ..runs.local_runs import find_local_run
+from ..runs.schedule_store import ScheduleStore
+from ..runs.scheduler import (
     FIRING_S,
     Processes,
     claim_due,
@@ -38,7 +34,7 @@ from snakemake_executor_plugin_mantik.runs.scheduler import (
     mark_present,
     submit_firing,
 )
-from snakemake_executor_plugin_mantik.runs.schedules import (
+from ..runs.schedules import (
     FOR_EVER,
     Firing,
     FiringState,
@@ -50,7 +46,6 @@ from snakemake_executor_plugin_mantik.runs.schedules import (
     make_schedule,
     utc_now,
 )
-
 from .shared import App, AsJson, print_json, print_table, require_mlflow, say
 
 schedule_app = App(
@@ -331,7 +326,7 @@ def _look(store: ScheduleStore, processes: Processes) -> float:
 def fire(firing: int) -> None:
     """Submit a due time that a scheduler has claimed."""
     signal.alarm(FIRING_S)  # kills this process if it takes longer
-    from snakemake_executor_plugin_mantik.runs import rerun
+    from ..runs import rerun
 
     require_mlflow()
     with _store() as store:
@@ -343,7 +338,6 @@ def fire(firing: int) -> None:
 
 
 def _moment(schedule: Schedule, seconds: float) -> str:
-    """Describe a time in the schedule's time zone."""
     return format_moment(datetime.fromtimestamp(seconds, ZoneInfo(schedule.tz)))
 
 
@@ -353,7 +347,6 @@ def _next(schedule: Schedule) -> str:
 
 
 def _outcome(store: ScheduleStore, schedule: Schedule, firing: Firing) -> str:
-    """Describe the outcome of a firing so far."""
     if firing.state is FiringState.FIRING:
         return _pending(store, schedule, firing)
     return {
@@ -403,7 +396,6 @@ def _schedule_as_json(store: ScheduleStore, schedule: Schedule) -> dict[str, Any
 
 
 def _firing_as_json(schedule: Schedule, firing: Firing) -> dict[str, Any]:
-    """Return a firing and its outcome as JSON."""
     zone = ZoneInfo(schedule.tz)
     waits = firing.state is FiringState.FIRING
     return {
@@ -425,7 +417,7 @@ _SET: Final = ("XDG_DATA_HOME", "MANTIK_RUNS", "MLFLOW_TRACKING_URI")
 
 def systemd_unit(environ: Mapping[str, str]) -> str:
     """Return a unit file for the user's systemd, with the paths and servers in `environ`."""
-    from snakemake_executor_plugin_mantik.tracking.run import tracking_target
+    from ..tracking.run import tracking_target
 
     where = {name: environ[name] for name in _SET if environ.get(name)}
     if "MLFLOW_TRACKING_URI" in where:

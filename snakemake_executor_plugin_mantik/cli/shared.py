@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 import inspect
+import itertools
 import os
 import re
 import signal
@@ -22,15 +23,11 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    UserError,
-    install_command,
-    json_text,
-    printable,
-)
+from ..common.errors import UserError, install_command, json_text, printable
+from ..common.state_directory import replace_file
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.adapter.workflow_metadata import GraphFiles
+    from ..adapter.workflow_metadata import GraphFiles
 
 WRONG: Final = 2
 """Exit code if a file or a workflow has a mistake, or with `--connect` a site."""
@@ -81,6 +78,43 @@ Checkpoint = Annotated[
 """What the segments of a run go on from."""
 
 
+SiteConfig = Annotated[
+    str,
+    typer.Option(
+        "--site",
+        metavar="[NAME=]FILE",
+        help="The site's backend config.",
+    ),
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param-list",
+        "-P",
+        metavar="NAME=VALUE",
+        help="A parameter of the entry point.",
+    ),
+]
+Extra = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--extra",
+        metavar="NAME=VALUE",
+        help="A parameter that the entry point does not declare: appended to the command.",
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="PATH", help="A file or folder that it reads; repeatable."),
+]
+Outputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output",
+        metavar="PATH",
+        help="A file, or with a trailing / a folder, that it makes; repeatable.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 EntryName = Annotated[
     str, typer.Option("--entry-point", "-e", help="The entry point, or a script.")
@@ -109,7 +143,36 @@ class Command(TyperCommand):
         return _without_types(super().get_params(ctx))
 
 
+_MEANT: Final = {
+    "doctor": "smk-mantik check --connect",
+    "download": "smk-mantik get",
+    "dry-run": "smk-mantik plan",
+    "help": "smk-mantik --help",
+    "kill": "smk-mantik cancel",
+    "ps": "smk-mantik jobs",
+    "rerun": "snakemake",
+    "resume": "snakemake",
+    "retry": "snakemake",
+    "schema": "smk-mantik docs --schema",
+    "sites": "smk-mantik check --connect",
+    "status": "smk-mantik jobs",
+    "stop": "smk-mantik cancel",
+    "submit": "smk-mantik runs submit",
+    "tail": "smk-mantik logs --follow",
+    "upload": "smk-mantik put",
+    "validate": "smk-mantik check",
+    "version": "smk-mantik --version",
+}
+"""The commands for words that other tools have taught people to type."""
+
+
 class _Group(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command, or name the one that was meant."""
+        if ctx.parent is None and args[0] in _MEANT:
+            ctx.fail(f"There is no command '{args[0]}'; use: {_MEANT[args[0]]}")
+        return super().resolve_command(ctx, args)
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
 
@@ -192,8 +255,8 @@ def read_files(context: typer.Context, directory: Path) -> "GraphFiles":
         UserError: the arguments run no workflow at sites.
         Exit: something is wrong with the workflow, which Snakemake has reported.
     """
-    from snakemake_executor_plugin_mantik.adapter.planning import dry_run
-    from snakemake_executor_plugin_mantik.adapter.workflow_metadata import read_graph_files
+    from ..adapter.planning import dry_run
+    from ..adapter.workflow_metadata import read_graph_files
 
     arguments: Sequence[str] = context.meta[_ARGUMENTS]
     if directory != Path():
@@ -223,6 +286,17 @@ class Passing(Command):
 # Lines and tables
 
 
+def confirm(question: str) -> bool:
+    """Ask a question and return the answer.
+
+    Raises:
+        UserError: there is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise UserError(f"there is no terminal to ask: {question}", do="Add --yes to confirm it")
+    return typer.confirm(question)
+
+
 def say(text: str) -> None:
     """Print a line, without what could change the terminal."""
     typer.echo(printable(text))
@@ -248,11 +322,34 @@ def make_console() -> Console:
     return found if found.is_terminal else Console(width=ONE_LINE)
 
 
-def new_table(titles: Iterable[str], right: Container[str] = ()) -> Table:
-    """Return an empty table; `right` holds the titles of right-aligned columns."""
+def shorten_paths(paths: Sequence[str], kinds: Sequence[str], width: int) -> list[str]:
+    """Leave out of long paths what all of one kind have in common, but the last part."""
+    depths = [(kind, path.count("/")) for kind, path in zip(kinds, paths, strict=True)]
+    alike: dict[object, set[str]] = {}
+    for depth, path in zip(depths, paths, strict=True):
+        for number, part in enumerate(path.split("/")[:-1]):
+            alike.setdefault((depth, number), set()).add(part)
+    short = []
+    for depth, path in zip(depths, paths, strict=True):
+        *parts, last = path.split("/")
+        kept = [p if len(alike[depth, n]) > 1 else "…" for n, p in enumerate(parts)]
+        short.append("/".join([*(p for p, _ in itertools.groupby(kept)), last]))
+    return [path if len(path) <= width else s for path, s in zip(paths, short, strict=True)]
+
+
+def new_table(
+    titles: Iterable[str], right: Container[str] = (), whole: Container[str] = ()
+) -> Table:
+    """Return an empty table; `right` holds the titles of right-aligned columns.
+
+    `whole` holds those of columns whose texts are in one line.
+    """
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in titles:
-        made.add_column(title, justify="right" if title in right else "left")
+        made.add_column(
+            title, justify="right" if title in right else "left", no_wrap=title in whole,
+            overflow="ellipsis" if title in whole else "fold",
+        )  # fmt: skip
     return made
 
 
@@ -262,13 +359,35 @@ def add_row(to: Table, cells: Iterable[str]) -> None:
 
 
 def print_table(
-    titles: Iterable[str], rows: Iterable[Iterable[str]], right: Container[str] = ()
+    titles: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    right: Container[str] = (),
+    whole: Container[str] = (),
 ) -> None:
-    """Print a table of texts; see `new_table` and `add_row`."""
-    made = new_table(titles, right)
-    for row in rows:
+    """Print a table of texts, without columns that are empty; see `new_table` and `add_row`."""
+    columns = list(itertools.zip_longest(*rows, fillvalue=""))
+    shown = [t for t, c in zip(titles, columns, strict=False) if any(c)] if columns else titles
+    made = new_table(shown, right, whole)
+    for row in zip(*filter(any, columns), strict=True):
         add_row(made, row)
     make_console().print(made)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file as a whole, or not at all; make its directory.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text)
+    except OSError as error:
+        raise UserError(
+            f"the file cannot be written ({error.strerror})",
+            where=str(path),
+            do="Name another file, or free disk space",
+        ) from error
 
 
 def make_progress() -> Progress:
@@ -283,7 +402,7 @@ def require_mlflow() -> None:
     Raises:
         UserError: it is not.
     """
-    from snakemake_executor_plugin_mantik.tracking.process import SETTINGS
+    from ..tracking.process import SETTINGS
 
     if importlib.util.find_spec("mlflow") is None:
         what = "MLflow is not installed here"

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import JournalLocked, MantikError, UserError
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.common.locks import is_locked
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, Journal
-from snakemake_executor_plugin_mantik.tracking.cursor import count_unpublished
-from snakemake_executor_plugin_mantik.tracking.process import DRAIN_S, WORKER_LOCK
-from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker_client import WorkerClient
-
+from ..common.errors import JournalLocked, MantikError, UserError
+from ..common.humanize import humanize_count
+from ..common.locks import is_locked
+from ..common.state_directory import STATE
+from ..journal import JOURNAL_FILE, Journal
+from ..tracking.cursor import count_unpublished
+from ..tracking.process import DRAIN_S, WORKER_LOCK
+from ..tracking.store import DIRECTORY
+from ..tracking.worker_client import WorkerClient
 from .shared import Workdir, require_mlflow, say, warn
 
 _IMPORT_S = 60.0

@@ -1,11 +1,16 @@
 """`smk-mantik jobs` and `watch`: list or follow the jobs that a workflow has submitted."""
 
 import asyncio
+import os
+import sys
+import termios
 import time
+import tty
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import asdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import asdict, replace
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,25 +20,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from snakemake_executor_plugin_mantik.common.errors import json_text, one_line, printable
-from snakemake_executor_plugin_mantik.common.humanize import (
-    humanize_count,
-    humanize_duration,
-    humanize_size,
-)
-from snakemake_executor_plugin_mantik.common.state_directory import STATE, read_end
-from snakemake_executor_plugin_mantik.connections.connect import site_visits
-from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferView, read_transfers
-from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, is_controlled, read_history
-from snakemake_executor_plugin_mantik.views.sites import TAIL_BYTES, Visitors, find_last_line
-from snakemake_executor_plugin_mantik.views.workflow import (
-    Condition,
-    JobView,
-    Sight,
-    overview_jobs,
-)
-
+from ..common.errors import MantikError, json_text, one_line, printable
+from ..common.humanize import humanize_count, humanize_duration, humanize_size
+from ..common.state_directory import STATE, read_end
+from ..connections.connect import open_journal, site_visits
+from ..engine.transfer_meter import TransferView, read_transfers
+from ..jobs.reasons import same_cause
+from ..journal import JOURNAL_FILE, is_controlled, read_history
+from ..views.picture import shorten_text
+from ..views.sites import TAIL_BYTES, Visitors, find_last_line
+from ..views.workflow import Condition, JobView, Sight, list_names, overview_jobs
 from . import shared
+from .cancel import cancel
+from .logs import logs
 from .shared import AsJson, Sites, Workdir
 
 _WIDE: Final = 110
@@ -44,10 +43,12 @@ MOST_TRANSFERS: Final = 4
 """Most lines about transfers."""
 
 _ORDER: Final = (
-    Condition.RUNNING, Condition.OVER, Condition.WENT_ON, Condition.WAITING, Condition.OPEN,
-    Condition.SUBMITTING, Condition.PLANNED, Condition.LEFT, Condition.FAILED,
+    Condition.FAILED, Condition.LEFT, Condition.RUNNING, Condition.OVER, Condition.WENT_ON,
+    Condition.WAITING, Condition.OPEN, Condition.SUBMITTING, Condition.PLANNED,
     Condition.CANCELLED, Condition.SUCCEEDED,
 )  # fmt: skip
+_SPREAD: Final = _ORDER[:3]
+"""Jobs in these conditions have rows of their own, as far as there is room for them."""
 
 _STYLES: Final = {
     Condition.RUNNING: "bold",
@@ -70,33 +71,43 @@ def watch_view(
     now: float,
     width: int,
     rows: int | None = None,
+    only: Collection[Condition] = _ORDER,
+    numbered: bool = False,
     directory: Path = Path(),
     notes: Iterable[str] = (),
     transfers: Sequence[TransferView] = (),
     last_lines: Mapping[str, str] | None = None,
 ) -> RenderableType:
-    """Return the table of jobs with the totals per site and the transfers below it.
+    """Return the table of jobs (`watch_rows`) with the totals per site and the transfers below it.
 
-    Active jobs come first, then the last ones that have ended. `rows` limits their number; a line
-    counts the others. `notes` are lines about the view itself. `directory` is the workflow's.
-    `last_lines` are those that running tries have written, by their ids.
+    `rows` limits their number; a line counts the others. `only` are the conditions to show, and
+    `notes` lines about the view itself. `directory` is the workflow's. `last_lines` are those that
+    running tries have written, by their ids.
     """
-    ordered = watch_order(jobs)
-    shown = ordered if rows is None else ordered[: max(1, rows)]
-    table = _table(width, ahead=any(job.awaited_by for job in shown))
-    for job in shown:
-        cells = _cells(job, now, directory, last_lines or {})
-        names = ("job", "site", "queue", "state", "since", "for", "walltime", "next", "note")
-        known: Mapping[str, str] = dict(zip(names, cells, strict=True))
-        style = _STYLES.get(job.condition, "")
+    totals = site_totals(jobs)
+    found = watch_rows(jobs, rows, only)
+    shown, left = (found, []) if rows is None else (found[:rows], found[rows:])
+    ahead = any(job.awaited_by for group in shown for job in group)
+    table = _table(width, ahead=ahead, sites=len(totals), numbered=numbered)
+    kinds = [None, *(_alike(group[0]) for group in shown)]
+    for number, group in enumerate(shown, 1):
+        known = _cells(group, now, directory, last_lines or {})
+        name, rule = group[0].record.name, group[0].rule
+        if len(group) > 1:
+            same = kinds[number] == kinds[number - 1]
+            name = f"{rule} ({len(group):,} {'more' if same else 'jobs'})"
+        else:
+            name = shorten_text(name, max(width // 2, len(rule) + 1), rule)
+        known |= {"#": str(number), "job": name}
+        style = _STYLES.get(group[0].condition, "")
         texts = [Text(one_line(known[str(c.header)]).strip(), style) for c in table.columns]
         table.add_row(*texts)
     lines = []
-    for site, counts in site_totals(jobs).items():
+    for site, counts in totals.items():
         numbers = ", ".join(f"{number} {condition}" for condition, number in counts.items())
         lines.append(Text(f"{site}: {numbers}"))
-    if left := len(ordered) - len(shown):
-        lines.insert(0, Text(f"… and {left} more"))
+    if left:
+        lines.insert(0, Text(f"… and {sum(map(len, left))} more"))
     lines += _transfers(transfers)
     lines += [Text(one_line(note), "dim") for note in notes]
     return Group(table, *([Text("")] if lines else []), *lines)
@@ -110,9 +121,36 @@ def site_totals(jobs: Iterable[JobView]) -> Mapping[str, Mapping[Condition, int]
     return {site: {c: n[c] for c in Condition if n[c]} for site, n in sorted(found.items())}
 
 
-def watch_order(jobs: Iterable[JobView]) -> list[JobView]:
-    """Return jobs in the order of the table's rows."""
-    return sorted(jobs, key=lambda job: (_ORDER.index(job.condition), _recent(job)))
+def watch_rows(
+    jobs: Iterable[JobView], most: int | None = None, only: Collection[Condition] = _ORDER
+) -> list[list[JobView]]:
+    """Return the jobs of each row: failed ones first, then those that run, wait and are over.
+
+    Jobs of one rule that wait for the same reason, or that are over, share a row. So do those that
+    run, or failed for the same cause, but the first of them, as many as fit into `most` rows.
+    """
+    groups: dict[object, list[JobView]] = {}
+    shown = (job for job in jobs if job.condition in only)
+    for job in sorted(shown, key=lambda job: (_ORDER.index(job.condition), _recent(job))):
+        groups.setdefault(_alike(job), []).append(job)
+    rows: list[list[JobView]] = []
+    room = sys.maxsize if most is None else max(0, most - len(groups))
+    run = any(group[0].condition is Condition.RUNNING for group in groups.values())
+    for group in groups.values():
+        alone = len(group) - 1 if group[0].condition in _SPREAD else 0
+        # Failed jobs leave room for those that run.
+        alone = min(alone, room // 2 if run and group[0].condition is Condition.FAILED else room)
+        room -= alone
+        rows += [[job] for job in group[:alone]] + [group[alone:]]
+    return rows
+
+
+def _alike(job: JobView) -> object:
+    """Return what is equal for the jobs that may share a row."""
+    # Each is expected to start at another time, behind others.
+    why = "" if job.behind else replace(job, record=replace(job.record, expected=None)).words
+    why = why if job.condition.active else same_cause(job.cause, job.name)
+    return job.condition, job.rule, job.site, why
 
 
 def _transfers(transfers: Sequence[TransferView]) -> list[Text]:
@@ -137,35 +175,27 @@ def _transfer(transfer: TransferView) -> str:
     return said
 
 
-def _table(width: int, *, ahead: bool) -> Table:
+def _table(width: int, *, ahead: bool, sites: int, numbered: bool) -> Table:
     table = Table(
         box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0),
         expand=width < shared.ONE_LINE,
     )  # fmt: skip
     wide = width >= _WIDE
-    names = ["job", "site", "queue", "state", "since", "for", "walltime", "next", "note"]
-    narrow = [name for name in names if name not in ("queue", "since", "walltime", "next")]
-    for name in names if wide else narrow:
-        if name == "next" and not ahead:
-            continue
-        table.add_column(
-            name,
-            no_wrap=True,
-            overflow="ellipsis",
-            justify="right" if name in ("since", "for", "walltime", "next") else "left",
-            max_width=_job_width(width) if name == "job" else None,
-            ratio=1 if name == "note" else None,  # it takes what the others leave
-        )
+    columns = {
+        "#": numbered, "job": True, "site": wide or sites > 1, "queue": wide, "state": True,
+        "since": wide, "for": True, "walltime": wide, "next": wide and ahead, "note": True,
+    }  # fmt: skip
+    for name in compress(columns, columns.values()):
+        right = name in ("#", "since", "for", "walltime", "next")
+        table.add_column(name, no_wrap=True, justify="right" if right else "left")
+    table.columns[-1].ratio = 1  # it takes what the others leave
     return table
 
 
-def _job_width(width: int) -> int:
-    return max(12, width // 3)
-
-
 def _cells(
-    job: JobView, now: float, directory: Path, last_lines: Mapping[str, str]
-) -> tuple[str, ...]:
+    group: Sequence[JobView], now: float, directory: Path, last_lines: Mapping[str, str]
+) -> dict[str, str]:
+    job = group[0]
     record = job.record
     running = job.condition is Condition.RUNNING
     since = job.started if running else job.queued if job.condition.active else job.ended
@@ -176,30 +206,37 @@ def _cells(
     walltime = humanize_duration(record.runtime) if record.runtime else ""
     if running and record.runtime and (ran := job.ran(now)) is not None:
         walltime = f"{ran / record.runtime:.0%} of {walltime}"
-    return (
-        record.name,
-        record.site,
-        record.queue,
-        _SHORT.get(job.condition, job.condition.value),
-        _moment(since, now) if since else "",
-        spent,
-        walltime,
-        str(len(job.awaited_by) or ""),
-        _note(job, directory, last_lines.get(job.record.id, "")),
-    )
+    return {
+        "site": record.site,
+        "queue": record.queue,
+        "state": _SHORT.get(job.condition, job.condition.value),
+        "since": _moment(since, now) if since else "",
+        "for": spent,
+        "walltime": walltime,
+        "next": str(len({name for each in group for name in each.awaited_by}) or ""),
+        "note": _note(group, directory, last_lines.get(record.id, "")),
+    }
 
 
-def _note(job: JobView, directory: Path, line: str) -> str:
+def _note(group: Sequence[JobView], directory: Path, line: str) -> str:
     """Return what the state alone does not say: a reason, an end, or the last line of the log."""
-    again = f"try {job.number}" if job.number > 1 else ""
-    part = job.record.part
+    job, alone = group[0], len(group) == 1
+    if not alone:  # the others are expected at other times
+        job = replace(job, record=replace(job.record, expected=None))
+    again = f"try {job.number}" if job.number > 1 and alone else ""
+    part = job.record.part if alone else ""
     said = job.words.removeprefix(job.condition.value).removeprefix(": ")
     if job.condition is Condition.RUNNING:
-        said = line
+        said = line if alone else ""
     elif job.condition is Condition.FAILED:
-        said = job.record.outcome.removeprefix("failed: ")
+        said = job.cause.removeprefix("The command ended with ").rstrip(".")
+        why = job.record.reason.replace("_", " ")
+        said = said if why in said else f"{why}: {said}"
     elif job.condition is Condition.SUCCEEDED:
-        said = last_line(directory / job.record.log) if job.record.log else ""
+        said = last_line(directory / job.record.log) if job.record.log and alone else ""
+    elif job.behind and not alone:
+        others = {name for each in group for name in each.behind}
+        said = f"waits for {humanize_count(len(others), 'job')}"
     return "; ".join(filter(None, [again, part, said]))
 
 
@@ -228,8 +265,10 @@ _REFRESH_S: Final = 1.0
 _LOOK_S: Final = 30.0
 """Seconds between two looks at the sites."""
 
-_OTHER_LINES: Final = 6
+_OTHER_LINES: Final = 7
 """Lines of a terminal that are not for jobs: title, totals, notes, and the cursor's own."""
+
+_HINT: Final = "Keys: f only failed jobs, or all; l log of a job; c cancel; q quit"
 
 
 def watch(
@@ -241,19 +280,48 @@ def watch(
     as_json: AsJson = False,
     site: Sites = None,
 ) -> None:
-    """Follow the jobs of a workflow in a table: what each does, since when, and why it waits.
+    """Follow the jobs of a workflow in a table: failed ones, what others do, and why they wait.
+
+    Jobs of one rule that wait for the same reason share a row. On a terminal, f shows failed jobs
+    only, l the log of a job, c cancels jobs, and q ends the table.
 
     Works beside a running Snakemake, which asks the sites anyway. Without one, asks each site that
     has jobs itself, with one request each half minute. In both cases, reads the last line of one
-    running job at each site in that time. Ends when no job is left to watch, or with Ctrl-C; the
-    jobs go on.
+    running job at each site in that time. Ends when no job is left to watch, or with q or Ctrl-C;
+    the jobs go on.
     """
     console = shared.make_console()
     with suppress(KeyboardInterrupt):
         if as_json or once or not console.is_terminal:
             asyncio.run(_once(directory, site or [], as_json=as_json))
-        else:
-            asyncio.run(_live(directory, site or []))
+            return
+        only = {*Condition}
+        while asked := asyncio.run(_live(directory, site or [], only)):
+            key, rows = asked
+            if rows:
+                _do(key, rows, directory, site)
+
+
+def _do(key: bytes, rows: Sequence[Sequence[JobView]], directory: Path, site: Sites) -> None:
+    """Show the log of a job, or cancel the jobs of a row, of which the user gives the number."""
+    with suppress(typer.Abort, typer.Exit, KeyboardInterrupt):
+        try:
+            if key == b"c":  # beside a Snakemake it is refused: before questions are asked
+                open_journal(directory, shared.say).close()
+            question = f"{'Log of' if key == b'l' else 'Cancel'} number (1 to {len(rows)})"
+            number = typer.prompt(question, default=1)
+            group = rows[min(max(number, 1), len(rows)) - 1]
+            if key == b"l":
+                logs(
+                    [group[0].id], follow=group[0].condition.active, directory=directory, site=site
+                )
+            else:
+                shared.say(list_names(job.name for job in group)[1:])
+                if shared.confirm(f"Cancel {humanize_count(len(group), 'job')}?"):
+                    cancel([job.id for job in group], directory=directory, site=site)
+        except MantikError as error:
+            shared.warn(str(error))
+        typer.prompt("Enter goes back", default="", show_default=False, prompt_suffix=". ")
 
 
 class _Watched:
@@ -283,12 +351,10 @@ class _Watched:
 
     @property
     def transfers(self) -> list[TransferView]:
-        """What the controller transfers just now."""
         return read_transfers(self._directory / STATE) if self.controlled else []
 
     @property
     def notes(self) -> list[str]:
-        """Lines about the view itself."""
         if self.controlled:
             return [*self._visitors.unread.values()]
         away = [*self._visitors.away.values()]
@@ -302,7 +368,6 @@ class _Watched:
         return ["No Snakemake runs here: start it to go on. Jobs at the sites run on.", *away]
 
     def as_json(self, jobs: Sequence[JobView]) -> dict[str, Any]:
-        """Return all of it as a value for JSON."""
         now = time.time()
         return {
             "controlled": self.controlled,
@@ -341,7 +406,31 @@ async def _once(directory: Path, given: Sequence[str], *, as_json: bool) -> None
         console.print(view)
 
 
-async def _live(directory: Path, given: Sequence[str]) -> None:
+@contextmanager
+def _keys() -> Iterator[asyncio.Queue[bytes]]:
+    """Yield a queue that gets each key that is pressed, and leave the terminal as it was."""
+    pressed: asyncio.Queue[bytes] = asyncio.Queue()
+    if not sys.stdin.isatty():
+        yield pressed
+        return
+    terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setcbreak(terminal, termios.TCSADRAIN)
+        loop.add_reader(terminal, lambda: pressed.put_nowait(os.read(terminal, 1)))
+        yield pressed
+    finally:
+        loop.remove_reader(terminal)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+async def _live(
+    directory: Path, given: Sequence[str], only: set[Condition]
+) -> tuple[bytes, list[list[JobView]]] | None:
+    """Follow the jobs, or those in the conditions `only`, which the key f changes.
+
+    Return the key and the rows, which are then shown with numbers, if the user asks for more.
+    """
     console = shared.make_console()
     visitors = Visitors(directory, site_visits(directory, given))
     async with aclosing(visitors):
@@ -349,32 +438,43 @@ async def _live(directory: Path, given: Sequence[str]) -> None:
         look: asyncio.Task[None] | None = None
         due = 0.0
 
-        def view(*, last: bool = False) -> RenderableType:
-            transfers = watched.transfers
-            others = _OTHER_LINES + min(len(transfers), MOST_TRANSFERS)
+        def room() -> int:
+            others = _OTHER_LINES + min(len(watched.transfers), MOST_TRANSFERS)
+            return max(1, console.height - others)
+
+        def view(*, last: bool = False, numbered: bool = False) -> RenderableType:
             return watch_view(
-                there, now=time.time(), width=console.width, directory=directory,
-                rows=None if last else console.height - others,
-                notes=watched.notes, transfers=transfers, last_lines=visitors.last_lines,
+                there, now=time.time(), width=console.width, directory=directory, only=only,
+                rows=None if last else room(), numbered=numbered, transfers=watched.transfers,
+                notes=[*watched.notes, *([] if last else hints)], last_lines=visitors.last_lines,
             )  # fmt: skip
 
         async def ask() -> None:
             if not watched.controlled:
                 await visitors.look()
             running = [job for job in there if job.condition is Condition.RUNNING]
-            shown = watch_order(running)[: max(1, console.height - _OTHER_LINES)]
-            await visitors.read_logs([job.record for job in shown])
+            shown = watch_rows(running)[: room()]
+            await visitors.read_logs([group[0].record for group in shown])
 
         there = watched.look()
+        hints = [_HINT] * sys.stdin.isatty()
         try:
-            with Live(view(), console=console, auto_refresh=False, transient=True) as live:
+            with (
+                _keys() as pressed,
+                Live(view(), console=console, auto_refresh=False, transient=True) as live,
+            ):
                 while True:
                     there = watched.look()
                     live.update(view(), refresh=True)
                     if look is None and time.monotonic() >= due:
                         due = time.monotonic() + _LOOK_S
                         look = asyncio.create_task(ask())
-                    await asyncio.sleep(_REFRESH_S)
+                    key = b""
+                    with suppress(TimeoutError):
+                        key = await asyncio.wait_for(pressed.get(), _REFRESH_S)
+                    if key in (b"q", b"l", b"c"):
+                        break
+                    only ^= {*Condition} - {Condition.FAILED} if key == b"f" else set()
                     if look is not None and look.done():
                         look.result()
                         look = None
@@ -386,7 +486,9 @@ async def _live(directory: Path, given: Sequence[str]) -> None:
             if look is not None:
                 look.cancel()
                 await asyncio.gather(look, return_exceptions=True)
-        console.print(view(last=True))
+        asked = key in (b"l", b"c")
+        console.print(view(last=not asked, numbered=asked))
+        return (key, watch_rows(there, room(), only)[: room()]) if asked else None
 
 
 def jobs(
@@ -427,7 +529,8 @@ def jobs(
     if as_json:
         typer.echo(json_text([job.as_json(now) for job in found]))
     else:
-        shared.make_console().print(jobs_table(found, now))
+        console = shared.make_console()
+        console.print(jobs_table(found, now, console.width, brief=not failed))
 
 
 async def _asked(directory: Path, given: Sequence[str]) -> Mapping[str, Sight]:
@@ -439,16 +542,31 @@ async def _asked(directory: Path, given: Sequence[str]) -> Mapping[str, Sight]:
     return visitors.sights
 
 
-def jobs_table(found: Iterable[JobView], now: float) -> Table:
-    """Return a table with one row per try, in the order of creation."""
-    titles = ("job", "site", "queue", "id at the site", "try", "waited", "ran", "outcome")
-    shown = shared.new_table(titles, right=("try", "waited", "ran"))
+def jobs_table(found: Sequence[JobView], now: float, width: int, *, brief: bool = True) -> Table:
+    """Return a table with one row per try, in the order of creation, for `width` columns.
+
+    If they are few, the queue, the number of the try and the times are left out, and if `brief`,
+    each row is one line.
+    """
+    titles = ["job", "site", "queue", "id at the site", "try", "waited", "ran", "outcome"]
+    whole = titles[:-1]
+    if width < _WIDE:
+        titles = ["job", "site", "id at the site", "outcome"]
+        whole = titles if brief else whole
+    shown = shared.new_table(titles, ("try", "waited", "ran"), whole)
+    shown.expand, shown.columns[-1].ratio = width < _WIDE, 1  # it takes what the others leave
     for job in found:
         record = job.record
         waited = job.waited(now)
-        times = [humanize_duration(waited) if waited is not None else "", job.ran_words(now)]
-        ids = ", ".join(record.site_jobs)
-        words = f"{record.part}: {job.words}" if record.part else job.words
-        cells = [record.name, record.site, record.queue, ids, str(job.number), *times, words]
-        shared.add_row(shown, cells)
+        cells = {
+            "job": shorten_text(record.name, width // 2, record.rule),
+            "site": record.site,
+            "queue": record.queue,
+            "id at the site": ", ".join(record.site_jobs),
+            "try": str(job.number),
+            "waited": humanize_duration(waited) if waited is not None else "",
+            "ran": job.ran_words(now),
+            "outcome": f"{record.part}: {job.words}" if record.part else job.words,
+        }
+        shared.add_row(shown, (cells[title] for title in titles))
     return shown

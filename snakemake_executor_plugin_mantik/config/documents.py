@@ -8,11 +8,13 @@ texts. A scalar that is a key is always a text.
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Final
 
-from ruamel.yaml import YAML, events
+from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import Node, ScalarNode, SequenceNode
+from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.tag import Tag
 
 _MAX_BYTES: Final = 256 << 10
 """Maximum size of a document: a larger file is not a backend config and would take long to read."""
@@ -145,20 +147,38 @@ def _no_number(name: str) -> Any:
     raise DocumentError(f"is not well-formed JSON: {name} is not a number in JSON")
 
 
+_PLAIN: Final = Tag(suffix="plain")
+
+
+class _Resolver(VersionedResolver):
+    """Leaves plain scalars without a tag to `_scalar`."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        plain = kind is ScalarNode and implicit[0]
+        return _PLAIN if plain else super().resolve(kind, value, implicit)
+
+
 def _read_yaml(text: str, odd: list[str] | None) -> Any:
-    builder = _Builder()
+    found: list[str] = []
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Resolver = _Resolver
+    yaml.composer.warn_double_anchors = False
     try:
-        value = builder.build(YAML(typ="safe", pure=True).parse(text))
+        node = yaml.compose(text)
+        value = _value(node, found, {}) if node is not None else None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         problem = " ".join(str(error.problem or error.context or "syntax error").split())
+        problem = problem.removeprefix("but ")
         raise DocumentError(f"is not well-formed YAML: {problem}{place}") from None
     except YAMLError as error:
         problem = " ".join(str(error).split())[:200]
         raise DocumentError(f"is not well-formed YAML: {problem}") from None
     except DocumentError:
         raise
+    except RecursionError:
+        raise DocumentError(f"is nested deeper than {_MAX_DEPTH} levels") from None
     except AssertionError as error:  # ruamel raises it for an unsupported version of YAML
         match = _VERSION.search(text)
         problem = f"it has {' '.join(match[0].split())}" if match else str(error)
@@ -168,107 +188,44 @@ def _read_yaml(text: str, odd: list[str] | None) -> Any:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         # The parser fails on some broken documents, such as an escape beyond Unicode.
         raise DocumentError(f"is not well-formed YAML ({type(e).__name__}: {e})") from None
-    if builder.odd and odd is None:
-        raise DocumentError(builder.odd[0])
+    if found and odd is None:
+        raise DocumentError(found[0])
     if odd is not None:
-        odd += builder.odd
+        odd += found
     return value
 
 
-class _NoText:
-    """A placeholder for a key that is not a text; its value is dropped."""
+def _value(node: Node, odd: list[str], made: dict[int, Any], depth: int = 1) -> Any:
+    """Return the value of a node, the same for each alias; one in itself is nested too deep."""
+    if id(node) in made:
+        return made[id(node)]
+    if depth > _MAX_DEPTH:
+        raise DocumentError(f"is nested deeper than {_MAX_DEPTH} levels {_place(node)}")
+    if node.tag != _PLAIN and str(node.tag) not in _TAGS:
+        odd.append(f"has the tag {node.tag}, which is not supported; remove it {_place(node)}")
+    value: Any = Table()
+    if isinstance(node, ScalarNode):
+        value = _scalar(node)
+    elif isinstance(node, SequenceNode):
+        value = [_value(item, odd, made, depth + 1) for item in node.value]
+    else:
+        for key, item in node.value:
+            if isinstance(key, ScalarNode):
+                _value(key, odd, made, depth)
+                value.add(str(key.value), _value(item, odd, made, depth + 1))
+            else:
+                odd.append(f"has a key that is not a text {_place(key)}")
+    made[id(node)] = value
+    return value
 
 
-class _Builder:
-    """Build the value of a YAML document from the parser's events, without recursion."""
-
-    def __init__(self) -> None:
-        self.anchors: dict[str, Any] = {}
-        self.root: list[Any] = []
-        self.open: list[tuple[Table | list[Any], str | None]] = []
-        self.keys: list[str | _NoText | None] = []
-        self.documents = 0
-        self.odd: list[str] = []
-
-    def build(self, stream: Iterator[Any]) -> Any:
-        for event in stream:
-            match event:
-                case events.DocumentStartEvent():
-                    self.documents += 1
-                    if self.documents > 1:
-                        raise DocumentError(f"holds more than one document {_place(event)}")
-                case events.ScalarEvent():
-                    self._check_tag(event)
-                    self._put(event, _scalar(event))
-                case events.AliasEvent():
-                    self._put_alias(event)
-                case events.MappingStartEvent():
-                    self._start(event, Table())
-                case events.SequenceStartEvent():
-                    self._start(event, [])
-                case events.MappingEndEvent() | events.SequenceEndEvent():
-                    value, anchor = self.open.pop()
-                    self.keys.pop()
-                    if anchor:
-                        self.anchors[anchor] = value
-                case _:
-                    pass
-        return self.root[0] if self.root else None
-
-    def _start(self, event: Any, value: Table | list[Any]) -> None:
-        self._check_tag(event)
-        if len(self.open) >= _MAX_DEPTH:
-            raise DocumentError(f"is nested deeper than {_MAX_DEPTH} levels {_place(event)}")
-        self._place_value(event, value)
-        # An anchor is valid only after the end of its value, so that no value can contain itself.
-        self.anchors.pop(event.anchor, None)
-        self.open.append((value, event.anchor))
-        self.keys.append(None)
-
-    def _put(self, event: Any, value: Any) -> None:
-        if self.open and isinstance(self.open[-1][0], Table) and self.keys[-1] is None:
-            self.keys[-1] = event.value
-        else:
-            self._place_value(event, value)
-        if event.anchor:
-            self.anchors[event.anchor] = value
-
-    def _put_alias(self, event: Any) -> None:
-        if event.anchor not in self.anchors:
-            raise DocumentError(f"has an alias *{event.anchor} without an anchor {_place(event)}")
-        self._place_value(event, self.anchors[event.anchor])
-
-    def _place_value(self, event: Any, value: Any) -> None:
-        if not self.open:
-            self.root.append(value)
-            return
-        container = self.open[-1][0]
-        if isinstance(container, list):
-            container.append(value)
-            return
-        key = self.keys[-1]
-        if key is None:
-            self.odd.append(f"has a key that is not a text {_place(event)}")
-            self.keys[-1] = _NoText()
-            return
-        if isinstance(key, str):
-            container.add(key, value)
-        self.keys[-1] = None
-
-    def _check_tag(self, event: Any) -> None:
-        tag = event.tag
-        if tag is not None and str(tag) != "!" and str(tag) not in _TAGS:
-            self.odd.append(f"has the tag {tag}, which is not supported; remove it {_place(event)}")
+def _place(node: Node) -> str:
+    return f"(line {node.start_mark.line + 1}, column {node.start_mark.column + 1})"
 
 
-def _place(event: Any) -> str:
-    return f"(line {event.start_mark.line + 1}, column {event.start_mark.column + 1})"
-
-
-def _scalar(event: Any) -> Any:
-    text = str(event.value)
-    tag = str(event.tag) if event.tag is not None else ""
-    if tag.endswith(":str") or tag == "!" or (event.style and not tag):
+def _scalar(node: ScalarNode) -> Any:
+    text = str(node.value)
+    if str(node.tag).endswith(":str"):  # quoted, or no scalar of another kind
         return text
     if text in _NULL or text in _BOOLEANS:
         return _BOOLEANS.get(text)

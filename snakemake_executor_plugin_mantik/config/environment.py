@@ -12,20 +12,13 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, did_you_mean, find_alike
-from snakemake_executor_plugin_mantik.jobs.paths import IMAGES
-from snakemake_executor_plugin_mantik.jobs.quoting import keep_literal
-from snakemake_executor_plugin_mantik.jobs.spec import (
-    Apptainer,
-    Container,
-    Environment,
-    Resources,
-    ScriptLimits,
-)
-
+from ..common.errors import UserError, did_you_mean, find_alike
+from ..jobs.paths import IMAGES
+from ..jobs.quoting import keep_literal
+from ..jobs.spec import Apptainer, Container, Environment, Resources, ScriptLimits
 from .environment_keys import ApptainerConfig, EnvironmentConfig, PythonConfig
 from .model import BackendConfig
-from .named_files import Edf, NamedFileError, read_edf, read_requirements
+from .named_files import read_edf, read_requirements
 
 _SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
 """`srun` of Slurm 22.05 and later reads the CPUs of a task from this variable, not from the job."""
@@ -163,7 +156,7 @@ def environment_uploads(
         return (image,)
     paths: list[str] = []
     if (edf := local_edf(environment)) is not None:
-        paths = [edf, *read_local_edf(edf, project).files]
+        paths = [edf, *read_edf(edf, project).files]
     elif environment.pyxis is not None and environment.pyxis.image.startswith("./"):
         paths = [environment.pyxis.image]
     paths += requirement_files(environment, project)
@@ -179,12 +172,7 @@ def requirement_files(environment: EnvironmentConfig, project: Path) -> tuple[st
     python = environment.python
     if python is None or python.requirements is None:
         return ()
-    try:
-        return read_requirements(python.requirements, project).files
-    except NamedFileError as error:
-        raise UserError(
-            str(error), where="Environment.Python.Requirements", do="Correct the file"
-        ) from None
+    return read_requirements(python.requirements, project).files
 
 
 def local_edf(environment: EnvironmentConfig) -> str | None:
@@ -192,20 +180,6 @@ def local_edf(environment: EnvironmentConfig) -> str | None:
     engine = environment.container_engine
     path = engine.file if engine is not None else None
     return None if path is None or path.startswith("/") else path
-
-
-def read_local_edf(path: str, project: Path) -> Edf:
-    """Read an Environment Definition File on this machine.
-
-    Raises:
-        UserError: it, or one that it inherits from, is invalid.
-    """
-    try:
-        return read_edf(path, project)
-    except NamedFileError as error:
-        raise UserError(
-            str(error), where="Environment.ContainerEngine.File", do="Correct the file"
-        ) from None
 
 
 def _image_path(apptainer: ApptainerConfig, project: Path) -> str:

@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
 
-from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
-
+from ..jobs.resources import is_single_word
 from .named_files import NamedFileError, read_edf, read_requirements
 from .section import ConfigSection, Keys, config_key, local_path, missing_file
 from .values import (
@@ -19,6 +18,7 @@ from .values import (
     Variables,
     describe_value,
     not_allowed,
+    one_of,
     parse_text,
     read_list,
     refuse_values,
@@ -35,13 +35,6 @@ IMAGE_KEYS: Final = ("Apptainer", *SLURM_KEYS)
 OPTION_KEYS: Final = ("Apptainer", "ContainerEngine", "Pyxis")
 """Keys of environments with `Options`."""
 LOGIN_HOOKS: Final = ("PreRunCommandOnLoginNode", "PostRunCommandOnLoginNode")
-
-
-def _image_type(value: object) -> str:
-    name = parse_text(value).lower()
-    if name not in _IMAGE_TYPES:
-        raise ValueError(f"{describe_value(value)} is not supported; it has to be local or remote")
-    return name
 
 
 def _path(value: object) -> str:
@@ -82,7 +75,7 @@ class ApptainerConfig(ConfigSection):
         "(local); absolute at the site (remote).",
     )
     type: Annotated[
-        Literal["local", "remote"], BeforeValidator(_image_type), words_schema(*_IMAGE_TYPES)
+        Literal["local", "remote"], one_of(*_IMAGE_TYPES), words_schema(*_IMAGE_TYPES)
     ] = config_key(
         "Type", "Where the image is: local (here, uploaded) or remote (at the site).", "local"
     )
@@ -198,7 +191,7 @@ class ContainerEngineConfig(ConfigSection):
             try:
                 read_edf(path, project)
             except NamedFileError as error:
-                yield ("File",), str(error)
+                yield ("File",), error.what
 
 
 class PyxisConfig(ConfigSection):
@@ -296,7 +289,7 @@ class PythonConfig(ConfigSection):
             try:
                 read_requirements(path, project)
             except NamedFileError as error:
-                yield ("Requirements",), str(error)
+                yield ("Requirements",), error.what
         elif not missing_file(f"{path}/pyvenv.cfg", project):
             yield (
                 (),
@@ -307,20 +300,7 @@ class PythonConfig(ConfigSection):
 
 
 _PATH_OR_MAPPING: Final = WithJsonSchema(
-    {
-        "anyOf": [
-            {"type": "string"},
-            {
-                "type": "object",
-                "properties": {
-                    "Path": {"type": ["string", "number"]},
-                    "Requirements": {"type": ["string", "number"]},
-                },
-                "required": ["Path"],
-                "additionalProperties": False,
-            },
-        ]
-    }
+    {"anyOf": [{"type": "string"}, PythonConfig.model_json_schema()]}
 )
 
 
@@ -338,7 +318,11 @@ class EnvironmentConfig(ConfigSection):
     """The environment of a job's command, and the commands to run before and after it."""
 
     FOREIGN: ClassVar[Mapping[str, str]] = {
-        "SingularityImage": "SingularityImage is now Apptainer; write `Apptainer: {Path: FILE}`",
+        **{
+            key: f"{key} is now Apptainer; write `Apptainer: {{Path: FILE}}`"
+            for key in ("Singularity", "SingularityImage")
+        },
+        "Options": "Options belongs under Apptainer; write `Apptainer: {Options: …}`",
         "DockerImage": "DockerImage is not supported; write `Apptainer: {Path: docker://IMAGE, "
         "Type: remote}`",
     }
@@ -392,6 +376,12 @@ class EnvironmentConfig(ConfigSection):
         "Commands to run on the login node after a job; not for firecREST.",
         (),
     )
+
+    @classmethod
+    def _about_unknown(cls, key: str) -> str:
+        if key.isupper():
+            return f"is not a key; a variable belongs under Variables: `Variables: {{{key}: …}}`"
+        return super()._about_unknown(key)
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:

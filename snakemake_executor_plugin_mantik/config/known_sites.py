@@ -16,7 +16,7 @@ _JSC_SCRATCH: Final = "files in $SCRATCH that were not used for 90 days are dele
 _CSCS_TOKENS: Final = (
     "https://auth.cscs.ch/auth/realms/firecrest-clients/protocol/openid-connect/token"
 )
-_CSCS_SCRATCH: Final = "files in $SCRATCH that were not used for 30 days are deleted"
+_CSCS_SCRATCH: Final = "files in $SCRATCH that were not used for {} days are deleted"
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def _alps(
     title: str,
     *,
     cores: int | None = None,
+    days: int = 30,
 ) -> KnownSite:
     return KnownSite(
         name,
@@ -79,7 +80,7 @@ def _alps(
         f"https://api.cscs.ch/{platform}/firecrest/v2",
         tuple(queues.split()),
         architecture,
-        _CSCS_SCRATCH,
+        _CSCS_SCRATCH.format(days),
         f"https://docs.cscs.ch/access/firecrest, https://docs.cscs.ch/clusters/{name}",
         machine=name,
         token_url=_CSCS_TOKENS,
@@ -97,8 +98,16 @@ KNOWN_SITES: Final = {
         _jsc("jusuf", "JUSUF, JSC", "batch gpus develgpus", "amd64", 128, url=False),
         _alps("daint", "hpc", "normal debug low", "arm64", "Daint, Alps (HPC platform)", cores=288),
         _alps("eiger", "hpc", "normal debug", "amd64", "Eiger, Alps (HPC platform)", cores=128),
-        _alps("clariden", "ml", "normal debug", "arm64", "Clariden, Alps (ML platform)", cores=288),
-        _alps("bristen", "ml", "normal", "amd64", "Bristen, Alps (ML platform)"),
+        _alps(
+            "clariden",
+            "ml",
+            "normal low debug",
+            "arm64",
+            "Clariden, Alps (ML platform)",
+            cores=288,
+            days=14,
+        ),
+        _alps("bristen", "ml", "normal", "amd64", "Bristen, Alps (ML platform)", days=14),
         _alps(
             "santis", "cw", "normal debug", "arm64", "Santis, Alps (climate and weather)", cores=288
         ),

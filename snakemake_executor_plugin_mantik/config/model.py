@@ -10,22 +10,15 @@ from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
-    ValidationError,
-    ValidationInfo,
-    WithJsonSchema,
 )
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.secret_names import secret_values
-from snakemake_executor_plugin_mantik.jobs.quoting import (
-    find_code,
-    find_unclosed,
-    find_unclosed_in_word,
-)
-from snakemake_executor_plugin_mantik.jobs.resources import pbs_features
-
+from ..common.errors import UserError
+from ..common.secret_names import secret_values
+from ..jobs.quoting import find_code, find_unclosed, find_unclosed_in_word
+from ..jobs.resources import pbs_features
 from .environment_keys import LOGIN_HOOKS, OPTION_KEYS, SLURM_KEYS, EnvironmentConfig, not_expanded
 from .exclude import read_patterns
 from .section import ConfigSection, Keys, config_key
@@ -36,6 +29,7 @@ from .values import (
     Duration,
     Memory,
     Name,
+    Names,
     Positive,
     Text,
     describe_value,
@@ -43,16 +37,26 @@ from .values import (
     not_allowed,
     parse_integer,
     parse_options,
-    refuse_values,
 )
 
-_ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_VARIABLES: Final = "write `Environment: {Variables: {NAME: VALUE}}`"
 _OF_MLFLOW_SLURM: Final = {
-    "partition": "Queue",
-    "gpus_per_node": "GPUsPerNode",
-    "mem": "MemoryPerNode",
-    "nodes": "Nodes",
-    "time": "Runtime",
+    "partition": "write `Resources: {Queue: …}`",
+    "gpus_per_node": "write `Resources: {GPUsPerNode: …}`",
+    "gres": "write `Resources: {GPUsPerNode: …}`",
+    "mem": "write `Resources: {MemoryPerNode: …}`",
+    "nodes": "write `Resources: {Nodes: …}`",
+    "time": "write `Resources: {Runtime: …}`",
+    "ntasks": "a job has one task, whose CPUs are `Resources: {CPUsPerNode: …}`; a rule of "
+    "MPI sets the resource tasks",
+    "exclusive": "request all CPUs of the node with `Resources: {CPUsPerNode: …}`",
+    "account": "set MANTIK_COMPUTE_BUDGET_ACCOUNT instead",
+    "modules": "write `Environment: {Modules: […]}`",
+    "environment": _VARIABLES,
+    "exports": _VARIABLES,
+    "sbatch-script-file": "write its commands as `Environment: {PreRunCommandOnComputeNode: […]}`",
+    "sequential_workers": "a rule goes on past its walltime with the resource mantik_continue",
 }
 _SSH: Final = "SSH is not supported; use UnicoreApiUrl or Firecrest"
 
@@ -91,7 +95,11 @@ class ResourcesConfig(ConfigSection):
         "walltime": ("Runtime",),
     }
 
-    queue: Name = config_key("Queue", "Queue or partition.")
+    queue: Names = config_key(
+        "Queue",
+        "Queue or partition; a list of Slurm's, of which the first to start a job gets it; or auto,"
+        " the first that allows the job, at sites that report the walltimes of their queues.",
+    )
     runtime_s: Duration | None = config_key("Runtime", "Walltime; without it the queue's.", None)
     nodes: Positive | None = config_key("Nodes", "Number of nodes.", None)
     total_cpus: Positive | None = config_key(
@@ -139,22 +147,16 @@ class ResourcesConfig(ConfigSection):
             yield ("TotalCPUs",), f"{total} CPUs are not a multiple of CPUsPerNode ({cpus})"
 
 
-def _environments(value: object, info: ValidationInfo) -> dict[str, EnvironmentConfig]:
+def _environment_name(name: str) -> str:
+    if not ENVIRONMENT_NAME.fullmatch(name):
+        raise ValueError("is no name: use a letter, then letters, digits, - and _")
+    return name
+
+
+def _named(value: object) -> object:
     if not isinstance(value, Mapping):
         raise not_allowed("a mapping of names to environments", value)
-    found: dict[str, EnvironmentConfig] = {}
-    mistakes: list[tuple[Keys, str]] = []
-    for key, item in value.items():
-        name = str(key)
-        if not _ENVIRONMENT_NAME.fullmatch(name):
-            mistakes.append(((name,), "is no name: use a letter, then letters, digits, - and _"))
-            continue
-        try:
-            found[name] = EnvironmentConfig.model_validate(item, context=info.context)
-        except ValidationError as error:
-            mistakes += [((name, *map(str, e["loc"])), e["msg"]) for e in error.errors()]
-    refuse_values(mistakes)
-    return found
+    return value
 
 
 def _written_environments(data: Mapping[str, Any]) -> Iterator[tuple[Keys, Mapping[str, Any]]]:
@@ -199,15 +201,8 @@ class BackendConfig(ConfigSection):
             for key in ("Apptainer", "Modules", "Python", "Variables")
         },
         **{
-            key: f"{key} is a key of mlflow-slurm; write `Resources: {{{ours}: …}}`"
-            for key, ours in _OF_MLFLOW_SLURM.items()
+            key: f"{key} is a key of mlflow-slurm; {hint}" for key, hint in _OF_MLFLOW_SLURM.items()
         },
-        "account": "account is a key of mlflow-slurm; set MANTIK_COMPUTE_BUDGET_ACCOUNT instead",
-        "modules": "modules is a key of mlflow-slurm; write `Environment: {Modules: […]}`",
-        "environment": "environment is a key of mlflow-slurm; write "
-        "`Environment: {Variables: {NAME: VALUE}}`",
-        "sequential_workers": "sequential_workers is a key of mlflow-slurm; a rule goes on past "
-        "its walltime with the resource mantik_continue",
         "Include": "Include belongs under Site; write `Site: {Include: [...]}`",
     }
 
@@ -221,15 +216,8 @@ class BackendConfig(ConfigSection):
         EnvironmentConfig(),
     )
     environments: Annotated[
-        dict[str, EnvironmentConfig],
-        BeforeValidator(_environments),
-        WithJsonSchema(
-            {
-                "type": "object",
-                "propertyNames": {"pattern": f"^{_ENVIRONMENT_NAME.pattern}$"},
-                "additionalProperties": {"type": "object"},
-            }
-        ),
+        dict[Annotated[str, AfterValidator(_environment_name)], EnvironmentConfig],
+        BeforeValidator(_named),
     ] = config_key(
         "Environments",
         "Further environments by name, each with the keys of Environment. A rule uses "
@@ -262,6 +250,14 @@ class BackendConfig(ConfigSection):
     def all_environments(self) -> Mapping[str, EnvironmentConfig]:
         """Return all environments by name; that of `Environment` is empty."""
         return {"": self.environment, **self.environments}
+
+    @property
+    def keyed_environments(self) -> Iterator[tuple[str, EnvironmentConfig]]:
+        """All environments with their keys, `Environment` or `Environments.NAME`."""
+        return (
+            (f"Environments.{name}" if name else "Environment", environment)
+            for name, environment in self.all_environments.items()
+        )
 
     @property
     def secrets(self) -> Iterator[str]:
@@ -347,7 +343,6 @@ def expansion_mistakes(
 
 
 def _paths_at_site(keys: Keys, environment: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-    """Yield the paths at the site, with their keys."""
     apptainer, python = environment.get("Apptainer"), environment.get("Python")
     found = [((*keys, "Python"), python)]
     if isinstance(python, Mapping):

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from ..common.errors import UserError
+
 _DEEPEST: Final = 10
 """How many levels of `base_environment` the Container Engine follows."""
 
@@ -34,8 +36,11 @@ _PLAIN_LOCAL: Final = re.compile(
 )
 
 
-class NamedFileError(Exception):
-    """A file cannot be used; the message follows the name of the key that names it."""
+class NamedFileError(UserError):
+    """A file cannot be used; `what` follows the name of the key that names it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, do="Correct the file")
 
 
 def _read_text(path: str, of: str, project: Path) -> str:

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake
-
+from ..common.errors import ConfigError, Mistake
 from .documents import DocumentError, find_duplicates, read_document
 from .exclude import Exclude
 from .model import BackendConfig
@@ -35,6 +34,17 @@ _SECRET: Final = re.compile(
     r"|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY",
     re.IGNORECASE,
 )
+
+
+class NoConfig(ConfigError):  # noqa: N818 - reads as what it says
+    """Neither the command line nor the profile or the environment names a backend config."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            [Mistake("--mantik-backend-config", "", "no Compute Backend Config was given")],
+            do="Write one with 'smk-mantik init' and name it with this option, in a profile, or in"
+            " SNAKEMAKE_MANTIK_BACKEND_CONFIG",
+        )
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,9 @@ def parse_backend_config(
     if project is not None and config is not None and not found:
         found += _not_uploaded(config, project)
     if found or config is None:
-        raise ConfigError([Mistake(shown, key, _one_line(message)) for key, message in found])
+        raise ConfigError(
+            [Mistake(shown, key, " ".join(message.split())) for key, message in found]
+        )
     return config, [f"{shown}: {warning}" for warning in _warnings(raw, config)]
 
 
@@ -205,7 +217,7 @@ def check_site_name(name: str) -> str:
 def _not_uploaded(config: BackendConfig, project: Path) -> Iterator[tuple[str, str]]:
     """Yield mistakes about packages that an environment is made of and that are not uploaded."""
     exclude = Exclude(config.exclude)
-    for name, environment in config.all_environments.items():
+    for key, environment in config.keyed_environments:
         python = environment.python
         if python is None or python.requirements is None:
             continue
@@ -215,7 +227,7 @@ def _not_uploaded(config: BackendConfig, project: Path) -> Iterator[tuple[str, s
             hidden = any(part.startswith(".") for part in parts)
             if hidden or any(exclude.matches(path, is_dir=True) for path in above):
                 yield (
-                    f"{f'Environments.{name}' if name else 'Environment'}.Python.Requirements",
+                    f"{key}.Python.Requirements",
                     f"names the package {folder!r}, which is not uploaded "
                     f"({'it is hidden' if hidden else 'Exclude matches it'})",
                 )
@@ -232,8 +244,8 @@ def _warnings(raw: Any, config: BackendConfig) -> Iterator[str]:
     if config.unicore_api_url and not config.unicore_api_url.endswith("/rest/core"):
         yield "UnicoreApiUrl: does not end with /rest/core, the path of UNICORE's REST API"
     for keys, name in (
-        (f"Environments.{of}" if of else "Environment", variable)
-        for of, environment in config.all_environments.items()
+        (key, variable)
+        for key, environment in config.keyed_environments
         for variable in environment.variables
     ):
         if _SECRET.search(name):
@@ -248,7 +260,3 @@ def _warnings(raw: Any, config: BackendConfig) -> Iterator[str]:
                 f"Resources.TotalCPUs: {resources.total_cpus} is not Nodes times CPUsPerNode "
                 f"({product}); jobs request {product}"
             )
-
-
-def _one_line(message: str) -> str:
-    return " ".join(message.split())

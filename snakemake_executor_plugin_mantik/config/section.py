@@ -1,5 +1,6 @@
 """The base class of all parts of a backend config, which reports all mistakes at once."""
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
@@ -16,8 +17,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from snakemake_executor_plugin_mantik.common.errors import find_alike
-
+from ..common.errors import find_alike
 from .values import describe_value, refuse_values
 
 Keys = tuple[str, ...]
@@ -121,9 +121,13 @@ class ConfigSection(BaseModel):
         try:
             part = handler({key: data[key] for key in data if key in known})
         except ValidationError as error:
-            raised = [(tuple(map(str, each["loc"])), each) for each in error.errors()]
+            # A mistake in a name of a mapping has its key and "[key]".
+            raised = [
+                (tuple(str(key) for key in each["loc"] if key != "[key]"), each)
+                for each in error.errors()
+            ]
             found += [
-                (keys, _words(each))
+                (keys, cls._words(each))
                 for keys, each in raised
                 # An extra one is the second name of a key, which `between` reports.
                 if not (keys and keys[0] in empty) and each["type"] != "extra_forbidden"
@@ -131,6 +135,15 @@ class ConfigSection(BaseModel):
         refuse_values(found)
         assert part is not None, "pydantic refused without a mistake"
         return part
+
+    @classmethod
+    def _words(cls, error: ErrorDetails) -> str:
+        """Return the message of a mistake that pydantic found, without its "Value error, "."""
+        if error["type"] == "missing":
+            key = error["loc"][-1]
+            means = next(f.description for f in cls.model_fields.values() if f.alias == key)
+            return f"is missing, and there is no default: add {key}: … ({str(means).rstrip('.')})"
+        return str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
 
     @classmethod
     def _about_unknown(cls, key: str) -> str:
@@ -150,15 +163,6 @@ class ConfigSection(BaseModel):
         return f"is an unknown key (allowed here: {', '.join(cls.key_names())})"
 
 
-def _words(error: ErrorDetails) -> str:
-    """Return the message of a mistake that pydantic found, without the prefix "Value error, "."""
-    if error["type"] == "missing":
-        return "is missing, and there is no default"
-    if error["type"] == "value_error":
-        return str(error["ctx"]["error"])
-    return error["msg"]
-
-
 def local_path(value: object) -> str:
     """Return a path on this machine as written, if its key's own validation accepts it, else none.
 
@@ -171,8 +175,4 @@ def local_path(value: object) -> str:
 def missing_file(value: object, project: Path) -> str:
     """Return a path of this machine as written if there is no such file, else none."""
     path = local_path(value)
-    try:
-        there = not path or (project / path).is_file()
-    except (OSError, ValueError):  # a name that is too long, a lone surrogate
-        there = False
-    return "" if there else str(value)
+    return "" if not path or os.path.isfile(project / path) else str(value)

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
-
+from ..jobs.spec import ScriptLimits
 from .exclude import read_patterns
 from .section import ConfigSection, Keys, config_key, missing_file
 from .values import (
@@ -26,6 +25,7 @@ from .values import (
     describe_value,
     list_schema,
     not_allowed,
+    one_of,
     parse_text,
     words_schema,
 )
@@ -33,17 +33,6 @@ from .values import (
 _Patterns = Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()]
 _SCHEDULERS: Final = ("slurm", "pbs", "none")
 _SHARING: Final = ("private", "group")
-
-
-def _one_of(*words: str) -> BeforeValidator:
-    def read(value: object) -> str:
-        name = parse_text(value).lower()
-        if name not in words:
-            allowed = f"{', '.join(words[:-1])} or {words[-1]}"
-            raise ValueError(f"has to be {allowed}, found {describe_value(value)}")
-        return name
-
-    return BeforeValidator(read)
 
 
 def _yes_or_no(value: object) -> bool:
@@ -122,7 +111,7 @@ class SiteSettings(ConfigSection):
             )
 
     scheduler: Annotated[
-        Literal["slurm", "pbs", "none"], _one_of(*_SCHEDULERS), words_schema(*_SCHEDULERS)
+        Literal["slurm", "pbs", "none"], one_of(*_SCHEDULERS), words_schema(*_SCHEDULERS)
     ] = config_key(
         "Scheduler",
         "The scheduler behind UNICORE: slurm, pbs (PBS Professional, OpenPBS), or none "
@@ -135,7 +124,7 @@ class SiteSettings(ConfigSection):
         "workflow needs its own, which it has by default; the sites of one workflow may share one.",
         None,
     )
-    sharing: Annotated[Literal["private", "group"], _one_of(*_SHARING), words_schema(*_SHARING)] = (
+    sharing: Annotated[Literal["private", "group"], one_of(*_SHARING), words_schema(*_SHARING)] = (
         config_key(
             "Sharing",
             "Who may enter the workspace at the site: only you (private), or also the "

@@ -91,19 +91,3 @@ def format_size(size: int) -> str:
         if size and size % _BYTES[letter.lower()] == 0:
             return f"{size // _BYTES[letter.lower()]}{letter}"
     return str(size)
-
-
-def unicore_memory(mib: int) -> str:
-    """Format memory for UNICORE: a whole number with M, G or T.
-
-    UNICORE refuses `GiB` and `GB` (its `UnitParser`: "No conversion for unit").
-    """
-    return format_size(mib * _MIB)
-
-
-def unicore_duration(seconds: int) -> str:
-    """Format a time for UNICORE: a whole number with s, m, h or d.
-
-    UNICORE's units are s, min, h and d. It matches them by prefix, so `m` is minutes there, too.
-    """
-    return format_duration(seconds)

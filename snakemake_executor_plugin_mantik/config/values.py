@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from snakemake_executor_plugin_mantik.jobs.quoting import code_end
-from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN, VARIABLE_BYTES
-
+from ..jobs.quoting import code_end
+from ..jobs.script import BASH_OWN, VARIABLE_BYTES
 from . import units
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -97,6 +96,10 @@ def _name(value: object) -> str:
     return text
 
 
+def _names(value: object) -> str:
+    return ",".join(map(_name, value)) if isinstance(value, list) and value else _name(value)
+
+
 def _url(value: object) -> str:
     if isinstance(value, str) and "@" in value.partition("?")[0]:
         raise ValueError(  # does not show the text, which may hold a password
@@ -146,6 +149,8 @@ def _address(value: object) -> str:
             f"is {describe_value(url)}, which is not an https:// address: credentials could be read"
             " in transit; use https:// (http:// is only for this machine)"
         )
+    if "?" in url or "#" in url:
+        raise ValueError(f"has a query or a fragment; remove it; found {describe_value(url)}")
     return url
 
 
@@ -246,6 +251,18 @@ def read_list(items: Sequence[object], read: Callable[[object], _T]) -> list[_T]
             found.append(((), f"entry {number} {error}"))
     refuse_values(found)
     return values
+
+
+def one_of(*words: str) -> BeforeValidator:
+    """Return the validation of a text that is one of `words`, in any case."""
+
+    def read(value: object) -> str:
+        name = parse_text(value).lower()
+        if name not in words:
+            raise not_allowed(f"{', '.join(words[:-1])} or {words[-1]}", value)
+        return name
+
+    return BeforeValidator(read)
 
 
 def parse_options(value: object) -> tuple[str, ...]:
@@ -350,6 +367,14 @@ Text = Annotated[str, BeforeValidator(_line), SCALAR]
 Name = Annotated[str, BeforeValidator(_name), SCALAR]
 """A name for a scheduler's directive: no blanks, quotes, backslashes or #."""
 
+_SCALARS: Final = {"type": ["string", "number"]}
+Names = Annotated[
+    str,
+    BeforeValidator(_names),
+    WithJsonSchema({"anyOf": [_SCALARS, {"type": "array", "items": _SCALARS, "minItems": 1}]}),
+]
+"""One name, or a list that becomes one text with commas."""
+
 Url = Annotated[
     str,
     BeforeValidator(_url),
@@ -363,7 +388,7 @@ Address = Annotated[
     WithJsonSchema(
         {
             "type": "string",
-            "pattern": rf"^\s*({_HTTPS}[^\s/?#]|{_HTTP}{_THIS_MACHINE}([:/?#]|\s*$))",
+            "pattern": rf"^\s*({_HTTPS}[^\s/?#][^?#]*|{_HTTP}{_THIS_MACHINE}([:/][^?#]*)?)\s*$",
         }
     ),
 ]

@@ -9,42 +9,22 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    JournalLocked,
-    MantikError,
-    SiteUnreachable,
-    UserError,
-    printable,
-)
-from snakemake_executor_plugin_mantik.common.secret_names import (
-    credential_secrets,
-    make_masker,
-    secret_values,
-)
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.config.reading import (
-    LoadedConfig,
-    read_config_named,
-    read_configs,
-)
-from snakemake_executor_plugin_mantik.engine.place import OPEN_WAIT_S, Places, answering
-from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
-from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
-from snakemake_executor_plugin_mantik.jobs.paths import workspace_root
-from snakemake_executor_plugin_mantik.journal import (
-    Journal,
-    SiteRecord,
-    TryRecord,
-    journal_path,
-    read_stored,
-)
-from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
-from snakemake_executor_plugin_mantik.sites.authentication import Credential
-from snakemake_executor_plugin_mantik.sites.base import Site
-from snakemake_executor_plugin_mantik.sites.credentials import find_account, require_all
-from snakemake_executor_plugin_mantik.tracking.run import TrackedWorkflow, tracking_target
-from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
+from ..common.errors import JournalLocked, MantikError, SiteUnreachable, UserError, printable
+from ..common.secret_names import credential_secrets, make_masker, secret_values
+from ..common.state_directory import STATE
+from ..config.reading import LoadedConfig, read_config_named, read_configs
+from ..engine.place import OPEN_WAIT_S, Places, answering
+from ..engine.plan import Planner
+from ..engine.site_runner import SiteRunner
+from ..engine.workflow_context import WorkflowContext
+from ..jobs.paths import workspace_root
+from ..journal import Journal, SiteRecord, TryRecord, journal_path, read_stored
+from ..sites import make_issuer, make_site
+from ..sites.authentication import Credential
+from ..sites.base import Site
+from ..sites.credentials import find_account, require_all
+from ..tracking.run import TrackedWorkflow, tracking_target
+from ..tracking.tracker import Tracker
 
 
 @asynccontextmanager
@@ -257,6 +237,7 @@ def workspace_name(home: Path, workflow: str) -> str:
 
 def open_journal(
     directory: Path,
+    notify: Callable[[str], None],
     do: str = "It manages its jobs itself: press Ctrl-C there, or send it SIGINT (kill -INT), which"
     " cancels them; or wait until it ends",
     *,
@@ -265,7 +246,8 @@ def open_journal(
 ) -> Journal:
     """Open the journal of the workflow in `directory`; this process becomes its controller.
 
-    With `new` begin it if there is none, for a group if `shared`.
+    With `new` begin it if there is none, for a group if `shared`. `notify` writes a line for the
+    user.
 
     Raises:
         JournalError: there is no journal, or it cannot be used.
@@ -274,9 +256,12 @@ def open_journal(
     if not new:
         journal_path(directory / STATE)
     try:
-        return Journal(directory / STATE, shared=shared)
+        journal = Journal(directory / STATE, shared=shared)
     except JournalLocked as error:
         raise JournalLocked(error.what, where=error.where, do=do) from None
+    if journal.remark:
+        notify(journal.remark)
+    return journal
 
 
 @dataclass(frozen=True)

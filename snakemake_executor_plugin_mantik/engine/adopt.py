@@ -3,12 +3,11 @@
 import json
 import posixpath
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at, nearest
-from snakemake_executor_plugin_mantik.journal import TIMESTAMP, TryRecord, TryState
-
+from ..jobs.paths import display_path, is_at, nearest
+from ..journal import TIMESTAMP, TryRecord, TryState
+from ..staging.local import LocalFile
 from .request import UPDATED, JobRequest
 
 
@@ -70,17 +69,26 @@ _RESOURCES = {
 """Fields of `jobs.spec.Resources` that have other names in messages."""
 _WORD = re.compile(r"[^\s'\"`=:;|&<>(){}$,]+")
 _MOST_TOLD = 5
+_MOST_NOTED = 100
+"""Most outputs of a try that its basis names."""
 
 
-def encode_basis(made_of: Mapping[str, str], resources: Mapping[str, str], sources: str) -> str:
+def encode_basis(
+    made_of: Mapping[str, str],
+    resources: Mapping[str, str],
+    sources: str,
+    makes: Sequence[str] = (),
+) -> str:
     """Encode the basis of a try for the journal, so that a later run can report what changed.
 
     Args:
         made_of: the parts of its fingerprint.
         resources: the requested resources; a change of these does not make another job.
         sources: digest of all uploaded files of the working directory that no rule names.
+        makes: paths of its outputs and log files, by which users name it; the first ones count.
     """
-    return json.dumps({"made_of": made_of, "resources": resources, "sources": sources})
+    facts = {"made_of": made_of, "resources": resources, "sources": sources}
+    return json.dumps(facts | {"makes": makes[:_MOST_NOTED]})
 
 
 def why_unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, str]) -> str:
@@ -113,7 +121,7 @@ def ended_since_message(record: TryRecord, why: str) -> str:
 
 def kept_message(record: TryRecord, resources: Mapping[str, str]) -> str:
     """Return the message about an adopted try that requested other resources, else empty."""
-    before = _noted(record).get("resources", resources)
+    before = record.basis.get("resources", resources)
     names = [n for n in {**before, **resources} if before.get(n) != resources.get(n)]
     if record.state is TryState.PLANNED or not names:
         return ""
@@ -128,34 +136,35 @@ def kept_message(record: TryRecord, resources: Mapping[str, str]) -> str:
     )
 
 
-def stale_message(record: TryRecord, sources: str) -> str:
-    """Return the message about an adopted try whose sources have changed since, else empty."""
-    if record.state is TryState.PLANNED or _noted(record).get("sources", sources) == sources:
+def stale_message(record: TryRecord, sources: str, files: Iterable[LocalFile] = ()) -> str:
+    """Return the message about an adopted try whose sources have changed since, else empty.
+
+    `sources` is the digest of the `files` that are the sources now.
+    """
+    if record.state is TryState.PLANNED or record.basis.get("sources", sources) == sources:
         return ""
+    since = record.created * 1e9
+    new = sorted(display_path(f.path) for f in files if f.key is not None and f.key[3] > since)
     return (
-        "files of the working directory changed since an earlier run submitted jobs. Jobs whose"
-        " commands name these files run again. If other jobs that are reattached use the files, end"
-        " this run and type: smk-mantik cancel JOB"
+        "files of the working directory changed since an earlier run submitted jobs"
+        f"{f' ({_some(new)})' if new else ''}. Jobs whose commands name these files run again. If"
+        " other jobs that are reattached use the files, end this run and type: smk-mantik cancel"
+        " JOB"
     )
 
 
 def _changes(record: TryRecord, made_of: Mapping[str, str]) -> str:
     """List the parts that have changed since a try was submitted; empty if none has."""
-    before = _noted(record).get("made_of")
+    before = record.basis.get("made_of")
     if before is None:
         return "the executor's version"
     names = [n for n in {**before, **made_of} if before.get(n) != made_of.get(n)]
-    parts = [_CHANGES.get(name) or display_path(name.partition(" ")[2]) for name in names]
-    more = ["…"] if len(parts) > _MOST_TOLD else []
-    return ", ".join([*parts[:_MOST_TOLD], *more])
+    return _some(_CHANGES.get(name) or display_path(name.partition(" ")[2]) for name in names)
 
 
-def _noted(record: TryRecord) -> dict[str, Any]:
-    try:
-        noted = json.loads(record.made_of)
-    except ValueError:
-        return {}
-    return noted if isinstance(noted, dict) else {}
+def _some(parts: Iterable[str]) -> str:
+    named = list(parts)
+    return ", ".join([*named[:_MOST_TOLD], *(["…"] if len(named) > _MOST_TOLD else [])])
 
 
 def named_checksums(text: str, sources: Mapping[str, str]) -> dict[str, str]:

@@ -3,11 +3,10 @@
 import time
 from dataclasses import dataclass, field, replace
 
-from snakemake_executor_plugin_mantik.jobs.markers import Marker
-from snakemake_executor_plugin_mantik.jobs.spec import LiveDirectory
-from snakemake_executor_plugin_mantik.journal import UNTIMED, Times, TryRecord, TryState, Used
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
-
+from ..jobs.markers import Marker
+from ..jobs.spec import LiveDirectory
+from ..journal import UNTIMED, Times, TryRecord, TryState, Used
+from ..staging.local import LocalFile
 from .evidence import Evidence
 from .observer import JobExtras
 from .request import JobRequest
@@ -35,6 +34,7 @@ class Attempt:
         files: the files that the job needs.
         whole: the request with the observer's additions.
         own: the observer's files.
+        withdrawn: whether it had not started in time and certainly never will.
     """
 
     record: TryRecord
@@ -49,6 +49,7 @@ class Attempt:
     files: list[LocalFile] = field(default_factory=list)
     whole: JobRequest = field(init=False)
     own: list[LocalFile] = field(default_factory=list)
+    withdrawn: bool = False
 
     @classmethod
     def of(cls, record: TryRecord, files: list[LocalFile] | None = None) -> "Attempt":
@@ -120,4 +121,7 @@ def used_of(marker: Marker | None, times: Times) -> Used:
     used = Used(ended=times.ended, told_by=times.told_by, behind=times.behind)
     if marker is None:
         return used
-    return replace(used, cpu_s=marker.cpu, memory_bytes=marker.memory, gpu_busy=marker.gpu_busy)
+    return replace(
+        used, cpu_s=marker.cpu, memory_bytes=marker.memory, gpu_busy=marker.gpu_busy,
+        exit_code=marker.exit_code,
+    )  # fmt: skip

@@ -7,19 +7,15 @@ names each input that did not exist by the try that makes it.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    MantikError,
-    SiteError,
-    SiteRejected,
-    SiteUnreachable,
-)
-from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
-from snakemake_executor_plugin_mantik.jobs.spec import Predecessor
-from snakemake_executor_plugin_mantik.journal import TryRecord
-
+from ..common.errors import MantikError, SiteError, SiteRejected, SiteUnreachable
+from ..jobs.segments import GO_ON_CODE
+from ..jobs.spec import Predecessor
+from ..journal import TryRecord
 from .attempt import Attempt
 from .dispatch import Dispatcher
 from .request import JobRequest
@@ -31,6 +27,60 @@ _NAMED_WAIT_S = 120.0
 _NAMED_FIRST_S = 0.25
 _NAMED_LONGEST_S = 5.0
 """Shortest and longest seconds between two requests for such ids; doubled each time."""
+
+
+@dataclass(eq=False)
+class _Ahead:
+    """A job that is submitted before Snakemake requests it.
+
+    Attributes:
+        task: submits it; None when that is over.
+        begun: whether its request to the site may have been made; then nothing interrupts `task`.
+        attempt: the try that the site may know.
+    """
+
+    request: JobRequest
+    task: asyncio.Task[None] | None = None
+    begun: bool = False
+    attempt: Attempt | None = None
+
+    async def over(self) -> None:
+        """Wait until `task` is over; unless it has begun, let it end."""
+        if self.task is not None:
+            if not self.begun:
+                self.task.cancel()
+            await asyncio.wait([self.task])
+
+
+@dataclass(eq=False)
+class _Maker:
+    """What is known of a job whose outputs others wait for.
+
+    Attributes:
+        attempt: its last try, if others can be submitted behind it.
+        made: whether it has succeeded.
+        accepted: whether Snakemake has accepted its outputs and will not change them any more.
+    """
+
+    attempt: Attempt | None = None
+    made: bool = False
+    accepted: bool = False
+
+    @property
+    def ready(self) -> bool:
+        return self.accepted or self.attempt is not None
+
+    def forget_outputs(self) -> None:
+        self.made = self.accepted = False
+
+
+@dataclass(eq=False)
+class _Segments:
+    """The next segments of a requested job: the task that submits them, and how many wait."""
+
+    task: asyncio.Task[None] | None = None
+    waiting: int = 0
+    stopped: bool = False
 
 
 class Behind(Worker):
@@ -46,25 +96,20 @@ class Behind(Worker):
         self._dispatcher = dispatcher
         self._most = room
         self._wanted: dict[str, JobRequest] = {}
-        self._sending: dict[str, asyncio.Task[None]] = {}
-        self._submitting: set[str] = set()
-        self._sent: dict[str, tuple[JobRequest, Attempt]] = {}
-        self._makers: dict[str, Attempt] = {}
-        self._made: set[str] = set()
-        self._accepted: set[str] = set()
+        self._ahead: dict[str, _Ahead] = {}
+        self._makers: defaultdict[str, _Maker] = defaultdict(_Maker)
+        self._segments: dict[str, _Segments] = {}
         self._own: set[str] = set()
         self._ending: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._named: dict[str, asyncio.Task[str]] = {}
-        self._segments: dict[str, asyncio.Task[None]] = {}
-        self._stopped: set[str] = set()
-        self._waiting: dict[str, int] = {}
         self._closed = False
         dispatcher.end_behind = self.end_behind
 
     @property
     def records(self) -> list[TryRecord]:
         """The tries that were submitted and not requested by Snakemake since, oldest first."""
-        found = self._journal.tries(attempt.record.id for _, attempt in self._sent.values())
+        sent = [ahead.attempt for ahead in self._ahead.values() if ahead.attempt is not None]
+        found = self._journal.tries(attempt.record.id for attempt in sent)
         return [record for record in found if not record.state.final]
 
     @property
@@ -75,14 +120,14 @@ class Behind(Worker):
     @property
     def number(self) -> int:
         """How many jobs are submitted ahead, or about to be."""
-        return len(self._sent) + len(self._sending)
+        return len(self._ahead)
 
     def _room(self) -> int:
-        return self._most() - self.number - sum(self._waiting.values())
+        return self._most() - self.number - sum(s.waiting for s in self._segments.values())
 
     def propose(self, request: JobRequest) -> None:
         """Submit a job as soon as the tries that make its inputs are submitted."""
-        if request.job not in self._sent and request.job not in self._sending:
+        if request.job not in self._ahead:
             self._wanted[request.job] = request
             self.look()
 
@@ -91,57 +136,55 @@ class Behind(Worker):
 
         `request` is without an observer's additions, which are those of one try.
         """
-        self._forget_outputs(request)
+        maker = self._makers[request.job]
+        maker.forget_outputs()
         if not attempt.ids:
             return
         if request.continuation is None:  # else it is not the last try
-            self._makers[request.job] = attempt
+            maker.attempt = attempt
             self.look()
         elif request.job not in self._segments:
-            self._stopped.discard(request.job)
-            sending = self._send_segments(request, attempt)
-            self._segments[request.job] = asyncio.create_task(sending)
+            segments = self._segments[request.job] = _Segments()
+            sending = self._send_segments(request, attempt, segments)
+            segments.task = asyncio.create_task(sending)
 
     def ended(self, request: JobRequest, record: TryRecord, *, succeeded: bool) -> None:
         """Note the end of a requested try. Unless it has succeeded, end those that wait for it."""
-        self._makers.pop(request.job, None)
+        maker = self._makers[request.job]
+        maker.attempt = None
         if succeeded:
-            self._made.add(request.job)
+            maker.made = True
         else:
-            self._forget_outputs(request)
+            maker.forget_outputs()
             self._withdraw([record.id])
         self.look()
 
-    def _forget_outputs(self, request: JobRequest) -> None:
-        self._made.discard(request.job)
-        self._accepted.discard(request.job)
-
     def accepted(self, request: JobRequest) -> None:
         """Note that Snakemake has accepted a job's outputs and will not change them any more."""
-        self._accepted.add(request.job)
+        self._makers[request.job].accepted = True
         self.look()
 
     def forget(self, request: JobRequest) -> None:
         """Note that a requested try is not followed any more, whatever its end."""
-        self._makers.pop(request.job, None)
+        self._makers[request.job].attempt = None
+
+    def has(self, request: JobRequest) -> bool:
+        """Return whether a job was submitted ahead, or is about to be."""
+        return request.job in self._ahead
 
     async def take(self, request: JobRequest) -> Attempt | None:
         """Return the attempt of a job that Snakemake requests now, if it was submitted ahead.
 
         First wait until a try of it that is not wanted any more is over.
         """
-        while (sending := self._sending.get(request.job)) is not None:
-            self._interrupt(request.job, sending)
-            await asyncio.wait([sending])
-            self._done(request.job, sending)
+        while (ahead := self._ahead.get(request.job)) is not None and ahead.task is not None:
+            await ahead.over()
+            self._sent(ahead)
         while tasks := [task for job, task in self._ending.values() if job == request.job]:
             await asyncio.wait(tasks)
         self._wanted.pop(request.job, None)
-        return self._sent.pop(request.job, (request, None))[1]
-
-    def _interrupt(self, job: str, sending: asyncio.Task[None]) -> None:
-        if job not in self._submitting:
-            sending.cancel()
+        ahead = self._ahead.pop(request.job, None)
+        return ahead.attempt if ahead is not None else None
 
     async def end_behind(self, ids: Iterable[str]) -> None:
         """End the tries that wait for some others, and those that wait for them."""
@@ -165,17 +208,16 @@ class Behind(Worker):
         return [self._ending[record.id][1] for record in records]
 
     def _take_back(self, record: TryRecord) -> None:
-        maker, sent = self._makers.get(record.job), self._sent.get(record.job)
-        if maker is not None and maker.record.id == record.id:
-            del self._makers[record.job]
-        if sent is not None and sent[1].record.id == record.id:
-            del self._sent[record.job]
-            self._wanted[record.job] = sent[0]
+        maker, ahead = self._makers[record.job], self._ahead.get(record.job)
+        if maker.attempt is not None and maker.attempt.record.id == record.id:
+            maker.attempt = None
+        if ahead is not None and ahead.attempt and ahead.attempt.record.id == record.id:
+            del self._ahead[record.job]
+            self._wanted[record.job] = ahead.request
 
     async def _end(self, record: TryRecord) -> None:
-        if (sending := self._sending.get(record.job)) is not None:
-            self._interrupt(record.job, sending)
-            await asyncio.wait([sending])
+        if (ahead := self._ahead.get(record.job)) is not None:
+            await ahead.over()
             self._take_back(record)
         # Until then its state may have changed.
         left = [r for r in self._journal.tries([record.id]) if not r.state.final]
@@ -190,15 +232,17 @@ class Behind(Worker):
 
     async def drain(self) -> None:
         """Wait until all jobs that can be submitted now have been submitted."""
-        while self._sending:
-            await asyncio.wait(self._sending.values())
+        while tasks := [ahead.task for ahead in self._ahead.values() if ahead.task is not None]:
+            await asyncio.wait(tasks)
 
     async def close(self) -> None:
         """Submit no more jobs and segments."""
         self._closed = True
+        sending = [ahead.task for ahead in self._ahead.values()]
+        segments = [one.task for one in self._segments.values()]
         ending = [task for _, task in self._ending.values()]
-        sending = [*self._sending.values(), *self._segments.values()]
-        tasks = [*sending, *ending, *self._named.values()]
+        found = (*sending, *segments, *ending, *self._named.values())
+        tasks = [task for task in found if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -208,24 +252,26 @@ class Behind(Worker):
         for job, request in list(self._wanted.items()):
             if self._closed or self._room() <= 0:
                 return
-            makers = set(request.unmade.values())
-            if job in self._sending:
+            if job in self._ahead:
                 continue
-            if makers <= self._accepted:
+            makers = [self._makers[maker] for maker in set(request.unmade.values())]
+            if all(maker.accepted for maker in makers):
                 del self._wanted[job]  # Snakemake is about to request it
-            elif makers <= self._makers.keys() | self._accepted:
+            elif all(maker.ready for maker in makers):
                 del self._wanted[job]
-                task = self._sending[job] = asyncio.create_task(self._send(request))
-                task.add_done_callback(lambda task, job=job: self._done(job, task))  # type: ignore[misc]
+                ahead = self._ahead[job] = _Ahead(request)
+                ahead.task = asyncio.create_task(self._send(ahead))
+                ahead.task.add_done_callback(lambda _, ahead=ahead: self._sent(ahead))  # type: ignore[misc]
 
-    def _done(self, job: str, task: asyncio.Task[None]) -> None:
-        if self._sending.get(job) is task:
-            del self._sending[job]
-            self._submitting.discard(job)
-            self.look()
+    def _sent(self, ahead: _Ahead) -> None:
+        """Note that a job's submission is over, which may have failed."""
+        ahead.task, job = None, ahead.request.job
+        if ahead.attempt is None and self._ahead.get(job) is ahead:
+            del self._ahead[job]
+        self.look()
 
-    async def _send(self, request: JobRequest) -> None:
-        attempt: Attempt | None = None
+    async def _send(self, ahead: _Ahead) -> None:
+        request, attempt = ahead.request, None
         try:
             makers = self._current(request)
             files = await self._dispatcher.look_at_files(request, makers)
@@ -237,9 +283,9 @@ class Behind(Worker):
             self._own.add(record.id)
             attempt = Attempt.of(record, files)
             if not attempt.sent:
-                await self._send_after(request, attempt, makers)
+                await self._send_after(ahead, attempt, makers)
         except asyncio.CancelledError:
-            if not set(request.unmade.values()) <= self._makers.keys() | self._accepted:
+            if not all(self._makers[job].ready for job in request.unmade.values()):
                 self._wanted[request.job] = request  # for another try of what makes its inputs
             raise
         except MantikError as error:
@@ -249,13 +295,14 @@ class Behind(Worker):
         except Exception as error:  # noqa: BLE001 - the job's own request meets it, too
             self._retry.note(f"{request.name}: a bug in the executor kept it here ({error!r})")
         if attempt is not None and attempt.sent:
-            self._sent[request.job] = request, attempt
+            ahead.attempt = attempt
             if attempt.ids and request.continuation is None:
-                self._makers[request.job] = attempt
+                self._makers[request.job].attempt = attempt
 
     async def _send_after(
-        self, request: JobRequest, attempt: Attempt, makers: Mapping[str, Attempt]
+        self, ahead: _Ahead, attempt: Attempt, makers: Mapping[str, Attempt]
     ) -> None:
+        request = ahead.request
         after: dict[str, list[str]] = {}
         for path, maker in makers.items():
             after.setdefault(maker.record.id, []).append(path)
@@ -266,7 +313,7 @@ class Behind(Worker):
             self._wanted[request.job] = request
             return
         ids = await self._scheduler_ids(i for maker in makers.values() for i in maker.ids)
-        self._submitting.add(request.job)  # from here on, `take` does not cancel it
+        ahead.begun = True
         [record] = self._journal.tries([attempt.record.id])
         if record.state.final or not self._may_follow(request, makers):
             self._wanted[request.job] = request
@@ -281,25 +328,25 @@ class Behind(Worker):
         after: Sequence[Predecessor],
         after_jobs: Sequence[str],
         *,
-        segment: bool = False,
+        segments: _Segments | None = None,
     ) -> None:
-        """Submit a try behind others; a `segment` again, until its own id is known.
+        """Submit a try behind others; one of `segments` again, until its own id is known.
 
         Raises:
             MantikError: the site refuses it, or a file cannot be read.
         """
-        await self._dispatcher.observe(request, attempt, waits=segment)
+        await self._dispatcher.observe(request, attempt, waits=segments is not None)
 
         async def submit() -> None:
             await self._dispatcher.submit(attempt, after=after, after_jobs=after_jobs)
-            if segment and not attempt.ids and request.job not in self._stopped:
+            if segments is not None and not attempt.ids and not segments.stopped:
                 # The segments behind it need its id. Submitted again, it still runs once.
                 raise SiteUnreachable(
                     f"the answer to the submission of {attempt.record.part} was lost",
                     where=f"site {request.site}",
                 )
 
-        await (self._retry(submit) if segment else submit())
+        await (submit() if segments is None else self._retry(submit))
         with suppress(SiteError):
             # No controller may be there to do it when the server's default lifetime is over.
             await self._site.extend(attempt.ids, EXTEND_BY_S)
@@ -308,13 +355,14 @@ class Behind(Worker):
         """Return whether the tries that make a job's inputs are still wanted, or have succeeded."""
         current = self._current(request)
         return all(
-            current.get(path) is maker or request.unmade[path] in self._made
+            current.get(path) is maker or self._makers[request.unmade[path]].made
             for path, maker in makers.items()
         )
 
     def _current(self, request: JobRequest) -> dict[str, Attempt]:
         """Return the attempts that make the inputs of a job which do not exist yet, by path."""
-        return {p: self._makers[job] for p, job in request.unmade.items() if job in self._makers}
+        known = {path: self._makers[job].attempt for path, job in request.unmade.items()}
+        return {path: attempt for path, attempt in known.items() if attempt is not None}
 
     async def _scheduler_ids(self, job_ids: Iterable[str]) -> list[str]:
         """Return the scheduler's ids of some jobs of the site.
@@ -351,10 +399,10 @@ class Behind(Worker):
 
     async def stop_segments(self, request: JobRequest) -> None:
         """Submit no more segments behind the present one, which has ended."""
-        self._stopped.add(request.job)
-        if (task := self._segments.pop(request.job, None)) is not None:
-            await asyncio.wait([task])
-        self._waiting.pop(request.job, None)
+        if (segments := self._segments.get(request.job)) is not None and segments.task is not None:
+            segments.stopped = True
+            await asyncio.wait([segments.task])
+            self._segments.pop(request.job, None)
 
     async def end_segments(self, request: JobRequest, record: TryRecord) -> None:
         """End the segments behind one after which the job does not go on.
@@ -365,25 +413,27 @@ class Behind(Worker):
             await self.stop_segments(request)
             await self._give_up(self._journal.segments.waiting_after(record.id))
 
-    async def _send_segments(self, request: JobRequest, before: Attempt) -> None:
+    async def _send_segments(
+        self, request: JobRequest, before: Attempt, segments: _Segments
+    ) -> None:
         assert request.continuation is not None
         files, waiting = before.files, self._journal.segments.waiting_after(before.record.id)
-        self._waiting[request.job] = len(waiting)
+        segments.waiting = len(waiting)
         before = Attempt.of(waiting[-1]) if waiting else before
         try:
             while (
                 before.record.segment + 1 < request.continuation.most
                 and before.ids
-                and request.job not in self._stopped
+                and not segments.stopped
                 and self._facts.orders_jobs
                 and self._room() > 0
             ):
                 ids = await self._scheduler_ids(before.ids)
                 attempt = Attempt.of(self._dispatcher.next_segment(before.record), files)
                 after = Predecessor(before.record.paths, request.continuation.paths, GO_ON_CODE)
-                await self._submit(request, attempt, [after], ids, segment=True)
+                await self._submit(request, attempt, [after], ids, segments=segments)
                 before = attempt
-                self._waiting[request.job] += 1
+                segments.waiting += 1
         except MantikError:
             pass  # it is submitted when the one before has ended, which reports the reason
         except Exception as error:  # noqa: BLE001 - the job goes on all the same

@@ -7,20 +7,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    JournalError,
-    PlaceTaken,
-    SiteError,
-    SiteNotFound,
-    SiteRejected,
-)
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.jobs.markers import Marker
-from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import UNTIMED, Times, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Phase, Site, is_rest_safe
-
+from ..common.errors import JournalError, PlaceTaken, SiteError, SiteNotFound, SiteRejected
+from ..common.humanize import humanize_duration
+from ..jobs.markers import Marker
+from ..jobs.paths import MAX_PATH_DEPTH
+from ..jobs.reasons import Reason
+from ..journal import UNTIMED, Times, TryRecord, TryState
+from ..sites.base import Phase, Site, is_rest_safe
 from .attempt import Attempt, used_of
 from .evidence import Evidence, find_markers, read_owner, revoke_try
 from .fetch import log_path
@@ -320,6 +313,17 @@ class Canceller(Worker):
             finally:
                 self._watcher.drop(watched)
             return watched.exit_code, await self._times(record, watched)
+
+    async def withdraw(self, record: TryRecord) -> bool:
+        """Make certain that a try never runs; return False, and do nothing, if it has started.
+
+        Raises:
+            SiteRejected: neither is certain.
+        """
+        stays = await self._retry.found(lambda: revoke_try(self._site, record))
+        if stays:
+            await self._cancel_at_site(list(record.site_jobs) or await self._find(record))
+        return stays
 
     async def _insist(self, record: TryRecord, watched: Watched) -> None:
         """Wait until a try is over that the site was asked to end; ask again if it runs on."""

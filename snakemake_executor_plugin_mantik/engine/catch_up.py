@@ -1,28 +1,22 @@
 """Learn from a place what the journal does not know of it.
 
-The journal may be new, or an older copy of it was put back: then jobs of runs that it does not know
-may run at the place. Three things tell of them. The place has a spare of its own, like the
-journal's (`journal.backup`): it lists the tries that were open and the stored outputs when it was
-written last. Each claim holds its try's identity. And jobs that start after the lease with the new
-term end at once, unless the spare has named them.
+The journal may be new, an older copy of it was put back, or another controller has led: then jobs
+of runs that it does not know may run at the place. Three things tell of them. The place has a spare
+of its own, like the journal's (`journal.backup`): it lists the tries that were open and the stored
+outputs when it was written last. Each claim holds its try's identity. And jobs that start after the
+lease with the new term end at once, unless the spare has named them.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    PlaceTaken,
-    SiteError,
-    SiteNotFound,
-    SiteRejected,
-)
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
-from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES, TryPaths
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Entry, Site
-
+from ..common.errors import PlaceTaken, SiteError, SiteNotFound, SiteRejected
+from ..common.humanize import humanize_count, humanize_duration
+from ..jobs.paths import PLACE, TRIES, TryPaths
+from ..journal import Journal, TryRecord, TryState
+from ..sites.base import Entry, Site
 from .evidence import find_claims, find_markers, list_claims, read_beginning, read_identity
 from .site_retry import SiteRetry
 
@@ -41,6 +35,8 @@ _PAUSE_S = 60.0
 _BYTES_PER_S = 20_000
 """Most bytes per second that a place's spares take on average."""
 _MOST_NAMED = 5
+
+_Look = Callable[[str], Awaitable[Mapping[str, Entry]]]
 
 
 def spare_path(number: int) -> str:
@@ -65,25 +61,43 @@ class CatchingUp:
         self._retry = retry
         self._journal = journal
         self._place = place
-        self._seen_s = seen_s
+        self._seen_s = max(seen_s, _GROWS_S)
 
-    async def find_unknown(self, *, surely: bool = False) -> dict[TryPaths, int | None]:
-        """Return the tries that have started there and are not in the journal.
+    async def find_unknown(self) -> list[TryPaths]:
+        """Return tries that have started there and that this journal has not submitted.
 
-        The values are the exit codes of those that have ended. A wrong answer of the site may hide
-        some, unless they are to be found `surely`.
+        A wrong answer of the site may hide some.
         """
-        look = self._list_surely if surely else self._list
-        buckets = await look(TRIES)
-        found: dict[TryPaths, int | None] = {}
-        for bucket in sorted(int(name) for name in buckets if name.isdecimal()):
+        return self._unknown(await self._started(self._list))
+
+    async def _started(self, look: _Look) -> dict[TryPaths, tuple[int | None, int]]:
+        """Return the tries that have started there: exit codes, if any, and sizes of claims."""
+        found: dict[TryPaths, tuple[int | None, int]] = {}
+        for bucket in sorted(int(name) for name in await look(TRIES) if name.isdecimal()):
             entries = await look(f"{TRIES}/{bucket}")
-            markers = find_markers(entries)
-            started = find_claims(entries).keys() | markers.keys()
-            known = {record.id for record in self._journal.tries(started)}
-            for try_id in sorted(started - known):
-                found[TryPaths(bucket, try_id)] = markers.get(try_id, (None, None))[0]
+            claims, markers = find_claims(entries), find_markers(entries)
+            for try_id in sorted(claims.keys() | markers.keys()):
+                size = claims[try_id].size if try_id in claims else -1
+                found[TryPaths(bucket, try_id)] = markers.get(try_id, (None, None))[0], size
         return found
+
+    def _unknown(
+        self, started: Iterable[TryPaths], grown: Container[TryPaths] = ()
+    ) -> list[TryPaths]:
+        """Return those that another controller has submitted, or goes on with.
+
+        It may have a copy of a plan that this journal has made, too. A try that has `grown` runs,
+        although it may be over for this journal.
+        """
+        records = {r.id: r for r in self._journal.tries(paths.try_id for paths in started)}
+
+        def is_unknown(paths: TryPaths) -> bool:
+            record = records.get(paths.try_id)
+            if record is None or record.state is TryState.PLANNED:
+                return True
+            return paths in grown and not record.may_run
+
+        return [paths for paths in started if is_unknown(paths)]
 
     async def read_spare(self, names: Iterable[str]) -> None:
         """Learn what the newest of the place's spares knows; `names` are its directory's."""
@@ -93,7 +107,8 @@ class CatchingUp:
                 content = await self._retry.found(lambda: self._read(spare_path(number)))
             except SiteNotFound:  # whoever wrote a newer one has removed it
                 content = b""
-        self._journal.catch_up(self._place, content)
+        if damaged := self._journal.catch_up(self._place, content):
+            self._retry.note(damaged)
 
     async def take_up(self, where: str) -> str:
         """Learn of the tries that have started at the place, and name them to the user.
@@ -107,11 +122,13 @@ class CatchingUp:
             f"the journal here does not know what was done in this workspace last; looking for"
             f" jobs that run there, for {humanize_duration(self._seen_s)}"
         )
+        before = await self._started(self._list_surely)
         await asyncio.sleep(self._seen_s)
         known = {r.id for r in self._journal.all_open_tries() if r.place == self._place}
-        found = []
-        for paths, code in (await self.find_unknown(surely=True)).items():
-            if code:
+        now, found = await self._started(self._list_surely), []
+        grown = {paths for paths in now if before.get(paths) != now[paths]}
+        for paths in self._unknown(now, grown):
+            if code := now[paths][0]:
                 continue  # it has failed, which nobody was told
             facts = await self._identity(paths, where)
             if facts is not None:
@@ -131,7 +148,7 @@ class CatchingUp:
             PlaceTaken: its job runs.
         """
         clock = asyncio.get_running_loop().time
-        end, sizes = clock() + max(self._seen_s, _GROWS_S), set[int]()
+        end, sizes = clock() + self._seen_s, set[int]()
         while clock() < end:
             try:
                 content = await self._retry.found(lambda: self._read(paths.claim), at_once=True)
@@ -201,11 +218,12 @@ class PlaceSpare:
         self._written: bytes | None = None
 
     async def keep(self) -> None:
-        """Write it again and again, until cancelled."""
+        """Write it again and again, and notice if another controller leads, until cancelled."""
         while True:
             # A long one is written so seldom that it costs the site little.
             await asyncio.sleep(max(_PAUSE_S, len(self._written or b"") / _BYTES_PER_S))
             with suppress(SiteError, PlaceTaken):
+                await self._assure()
                 await self.write()
 
     async def write(self) -> None:
@@ -238,8 +256,8 @@ def _message(where: str, records: list[TryRecord]) -> str:
     running = [record.name for record in records if record.may_run]
     more = f" and {len(running) - _MOST_NAMED} more" if len(running) > _MOST_NAMED else ""
     told = [
-        f"Runs that the journal here does not know have used {where}: it is new, or an older copy"
-        " of it was put back."
+        f"Runs that the journal here does not know have used {where}: it is new, an older copy of"
+        " it was put back, or another controller has led there."
     ]
     if running:
         told.append(f"Their jobs are followed: {', '.join(running[:_MOST_NAMED])}{more}.")

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound
-from snakemake_executor_plugin_mantik.jobs.paths import (
+from ..common.errors import SiteError, SiteNotFound
+from ..jobs.paths import (
     CONDA,
     IMAGES,
     OURS,
@@ -22,9 +22,8 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     is_at,
     way_down,
 )
-from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
-from snakemake_executor_plugin_mantik.sites.base import Entry, Site
-
+from ..journal import FileRecord, Journal
+from ..sites.base import Entry, Site
 from .compare import find_empty
 
 MOST_LISTINGS = 500
@@ -122,12 +121,12 @@ class Clearer:
         known, place = self._known(), self._place
         for bucket in self._journal.retire_buckets(place):
             self._journal.bucket_gone(place, bucket)
-        stored = [output.path for output in self._journal.files.stored_at(place)]
+        stored = [output.path for output in self._journal.files.all_stored(place)]
         self._journal.files.lose(stored)
         self._journal.files.forget_stored(also_here)
         self._journal.files.forget_remote_files(place, [f.path for f in known])
-        for bundle in self._journal.files.pending_bundles(place):
-            self._journal.files.set_bundle(bundle, "gone")
+        for bundle in self._journal.files.bundles(place):
+            self._journal.files.forget_bundle(bundle)
         left = await self._remove([TRIES])
         if self._shared:
             left += await self._remove([OURS, *(file.path for file in known)])

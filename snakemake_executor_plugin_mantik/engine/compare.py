@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound, SiteRejected
-from snakemake_executor_plugin_mantik.jobs.paths import PLACE
-from snakemake_executor_plugin_mantik.journal import FileRecord
-from snakemake_executor_plugin_mantik.sites.base import Entry, Site, is_rest_safe
-
+from ..common.errors import SiteError, SiteNotFound, SiteRejected
+from ..jobs.paths import PLACE
+from ..journal import FileRecord
+from ..sites.base import Entry, Site, is_rest_safe
 from .leases import Lease
 from .site_retry import SiteRetry
 

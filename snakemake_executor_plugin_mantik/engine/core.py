@@ -16,19 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    JournalError,
-    MantikError,
-    UserError,
-    printable,
-)
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.jobs.paths import workspace_root
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import FileLedger, Journal, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Site
-from snakemake_executor_plugin_mantik.staging.sources import Sources
-
+from ..common.errors import JournalError, MantikError, UserError, printable
+from ..common.humanize import humanize_count
+from ..jobs.paths import workspace_root
+from ..jobs.reasons import Reason
+from ..journal import FileLedger, Journal, TryRecord, TryState
+from ..sites.base import Site
+from ..staging.sources import Sources
 from .adopt import ended_since_message
 from .cancel import CANCEL_WAIT_S
 from .observer import Observer
@@ -180,6 +174,14 @@ class Engine:
         """Submit a job that is not requested yet, behind those that make its inputs."""
         self._loop.call_soon_threadsafe(self._propose, request)
 
+    def site_of(self, jobs: Sequence[str]) -> str:
+        """Return the name of the site at which jobs have an open try; empty if none has."""
+
+        async def find() -> str:
+            return next((r.site for r in reversed(self._journal.open_tries(*jobs))), "")
+
+        return self.run(find())
+
     def drain_ahead(self) -> list[TryRecord]:
         """Submit what can be submitted ahead now; return all jobs that are not requested yet.
 
@@ -303,7 +305,7 @@ class Engine:
             return
         if any(sites[n].place == known.place for n in self._sites if n != name and n in sites):
             return  # they can be reached by another name
-        if stored := self._journal.files.stored_at(known.place):
+        if stored := self._journal.files.all_stored(known.place):
             raise UserError(
                 f"{humanize_count(len(stored), 'output stays', 'outputs stay')} in the workspace"
                 f" {known.workspace}, but this run would use {workspace} (nothing submitted)",
@@ -325,7 +327,7 @@ class Engine:
         if left:
             self._notify(
                 f"Site {name} has another server or workspace than in the last run. Jobs of that"
-                f" run are not reattached ({', '.join(record.name for record in left)}), but may"
+                f" run are not reattached ({_listed(left)}), but may"
                 " still run: see smk-mantik jobs."
             )
         runner = SiteRunner(
@@ -337,12 +339,11 @@ class Engine:
             self._chosen.add(chosen)
             try:
                 sources = await asyncio.to_thread(self._source_choice, name)
-                await place.send_sources(sources.paths)
+                await place.stager.send_sources(sources.paths)
             except BaseException:
                 self._chosen.discard(chosen)
                 raise
         if all(other.place is not place for other in self._runners.values()):
-            self._watching.append(asyncio.create_task(place.lead.keep()))
             self._watching.append(asyncio.create_task(place.spare.keep()))
         self._runners[name] = runner
         return runner
@@ -469,7 +470,7 @@ class Engine:
             if not records or runner.place.lead.deposed is not None:
                 continue
             self._notify(
-                f"Ending jobs at {runner.site.name} that were queued behind others and are not"
+                f"Ending jobs at {runner.site.name} that wait for others and are not"
                 f" needed any more: {_listed(records)}."
             )
             if left := await runner.canceller.cancel(records, _UNREQUESTED_S):
@@ -520,7 +521,6 @@ class Engine:
                 await asyncio.gather(
                     *(place.spare.write() for place in self.places), return_exceptions=True
                 )
-        await asyncio.gather(*(place.lead.close() for place in self.places))
         clients = {id(site): site for site, _ in self._sites.values()}.values()
         await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import starmap
 
-from snakemake_executor_plugin_mantik.common.errors import (
+from ..common.errors import (
     MantikError,
     SiteBusy,
     SiteNotFound,
@@ -19,21 +19,15 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
     UserError,
 )
-from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
-from snakemake_executor_plugin_mantik.jobs.paths import SECRETS, is_at, nearest
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.resources import memory_per_node
-from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Predecessor, Resources
-from snakemake_executor_plugin_mantik.journal import (
-    Asked,
-    FileRecord,
-    TryRecord,
-    TryState,
-)
-from snakemake_executor_plugin_mantik.sites.base import Submission
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
-from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
-
+from ..jobs.library import library_path, read_library
+from ..jobs.paths import SECRETS, is_at, nearest
+from ..jobs.reasons import Reason
+from ..jobs.resources import memory_per_node
+from ..jobs.spec import OutputFile, Predecessor, Resources
+from ..journal import Asked, FileRecord, TryRecord, TryState
+from ..sites.base import Submission
+from ..staging.local import LocalFile
+from ..staging.transfers import OutputStaging
 from .adopt import (
     encode_basis,
     kept_message,
@@ -157,7 +151,8 @@ class Dispatcher(Worker):
         if adopted is not None:
             if message := kept_message(adopted, self.requested_resources(request)):
                 self._notify(message)
-            if message := stale_message(adopted, fingerprint_of(self._place.sources)):
+            sources = self._place.stager.sources.values()
+            if message := stale_message(adopted, fingerprint_of(self._place.sources), sources):
                 self._retry.note(message)
         before = None if adopted or makers else self._goes_on_from(request, made_of)
         record = adopted or self._new_try(request, made_of(), makers, before)
@@ -186,11 +181,14 @@ class Dispatcher(Worker):
     ) -> TryRecord:
         most = request.continuation.most if request.continuation is not None else 0
         follows, segment = (before.id, before.segment + 1) if before is not None else ("", 0)
-        sources = fingerprint_of(self._place.sources)
+        basis = encode_basis(
+            made_of, self.requested_resources(request), fingerprint_of(self._place.sources),
+            [output.path for output in request.outputs],
+        )  # fmt: skip
         return self._journal.new_try(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
             fingerprint=fingerprint_of(made_of), members=request.members, makers=makers,
-            made_of=encode_basis(made_of, self.requested_resources(request), sources),
+            made_of=basis,
             logs=[output.path for output in request.outputs if output.kind == "log"],
             follows=follows, segment=segment if segment < most else 0, segments=most,
         )  # fmt: skip
@@ -224,7 +222,9 @@ class Dispatcher(Worker):
         """Return what a try finds of the one whose checkpoint it goes on from."""
         if not record.follows or self._journal.segments.was_followed(record):
             return NOTHING  # another try of the same job may have changed the checkpoint
-        [before] = self._journal.tries([record.follows])
+        before = next(iter(self._journal.tries([record.follows])), None)
+        if before is None:
+            return NOTHING  # the journal was lost, and its spare has only what was open
         return Resumed(
             tuple(self._journal.segments.checkpoint(before.id)) if before.goes_on == LISTED else (),
             before.paths if before.goes_on == IF_CHANGED else None,
@@ -297,7 +297,7 @@ class Dispatcher(Worker):
         self._place.stager.lost(outputs)
         self._journal.files.forget_stored(o.path for o in request.outputs if not o.stored)
         self._journal.files.lose(o.path for o in request.outputs if o.stored)
-        self._place.stager.carry(attempt.record.id, staged, made)
+        self._journal.files.carry(self._place.id, attempt.record.id, staged.carried, made)
         self._begin_uses(request, attempt.record, files)
         if not attempt.sent:
             attempt.submitted_at = time.time()

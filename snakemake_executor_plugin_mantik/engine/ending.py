@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import (
+from ..common.errors import (
     MantikError,
     OutputMissing,
     OutputsLost,
@@ -18,15 +18,15 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteNotFound,
     SiteRejected,
 )
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.common.state_directory import read_end
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.script import STEPS
-from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import (
+from ..common.humanize import humanize_count
+from ..common.state_directory import read_end
+from ..config.settings import SiteSettings
+from ..jobs.markers import Marker, MarkerInvalid, OutputEntry
+from ..jobs.paths import display_path, local_path, nearest
+from ..jobs.reasons import Reason
+from ..jobs.script import STEPS
+from ..jobs.spec import OutputFile
+from ..journal import (
     TIMESTAMP,
     FileRecord,
     StoredOutput,
@@ -36,8 +36,7 @@ from snakemake_executor_plugin_mantik.journal import (
     is_utf8,
     turn_of,
 )
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
-
+from ..sites.base import JobState, Phase, Site
 from . import messages
 from .attempt import Attempt
 from .cancel import Canceller
@@ -192,7 +191,7 @@ class Ending(Worker):
         record = self._record
         # If this process dies after the download, the next one recognises the outputs as this job's
         # (`Dispatcher.choose_try`), and does not update them a second time.
-        self._stager.made(self._updated(marker))
+        self._journal.files.set_remote_files(record.place, self._updated(marker))
         stored = [
             _stored_output(output, record, marker.at(output.path))
             for output in self._request.outputs
@@ -375,7 +374,7 @@ class Ending(Worker):
             for path in record.makers
             if not ledger.is_stored(path) and local_path(path, self._workdir).is_dir()
         ]
-        self._stager.made([*files, *empty, *timestamps])
+        ledger.set_remote_files(record.place, [*files, *empty, *timestamps])
         if stored:
             # Nothing else on this machine shows that they exist.
             ledger.set_stored(stored, lasting=True)

@@ -13,18 +13,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    SiteNotFound,
-    SiteRejected,
-    SiteUnreachable,
-)
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.jobs.paths import is_try_id, parse_marker_name
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import TryRecord, decode_identity
-from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Site
-from snakemake_executor_plugin_mantik.staging.transfers import read_file
-
+from ..common.errors import SiteNotFound, SiteRejected, SiteUnreachable
+from ..config.settings import SiteSettings
+from ..jobs.paths import is_try_id, parse_marker_name
+from ..jobs.reasons import Reason
+from ..journal import TryRecord, decode_identity
+from ..sites.base import Entry, JobState, Phase, Site
+from ..staging.transfers import read_file
 from .site_retry import SiteRetry
 
 _CLAIM_BYTES = 64 << 10

@@ -1,60 +1,27 @@
 """Stage out: download a try's marker, log and outputs, verify them, and move them into place."""
 
 import asyncio
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    OutputMissing,
-    OutputsLost,
-    SiteNotFound,
-    SiteRejected,
-)
-from snakemake_executor_plugin_mantik.jobs.markers import (
-    Marker,
-    MarkerInvalid,
-    OutputEntry,
-    read_marker,
-)
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at
-from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
-from snakemake_executor_plugin_mantik.staging.transfers import (
-    OutputStaging,
-    Repeat,
-    download_file,
-    read_file,
-)
-
+from ..common.errors import OutputMissing, OutputsLost, SiteNotFound
+from ..jobs.markers import Marker, OutputEntry, read_marker
+from ..jobs.paths import display_path
+from ..jobs.spec import OutputFile
+from ..journal import FileRecord, TryRecord
+from ..sites.base import Site, is_rest_safe
+from ..staging.transfers import OutputStaging, Repeat, download_file, read_file
 from .evidence import Evidence
-from .site_retry import FIRST_WAIT_S, LONGEST_MISSING_WAIT_S, SiteRetry
+from .plan import through_links
+from .site_retry import SiteRetry
 from .transfer_meter import Direction
 from .workflow_context import WorkflowContext
 
 _LOG_ALONE_BYTES = 64 << 20
 """Largest log that is downloaded whole. Of a larger one only the end in the marker is kept; without
 a marker, only its first part, as much as `read_file` reads."""
-
-
-def _through_links(entries: Sequence[OutputEntry]) -> Iterator[FileRecord]:
-    """Yield records of outputs under the paths that links among them (`latest -> step-9`) add.
-
-    A job that reads the directory gets the files under these paths, too. The records keep them from
-    being uploaded to the site where they were made.
-    """
-    files = {entry.path: entry for entry in entries if entry.type == "f"}
-    for link in entries:
-        if link.type != "l" or not link.target or os.path.isabs(link.target):
-            continue
-        leads_to = os.path.normpath(os.path.join(os.path.dirname(link.path), link.target))
-        if is_at(link.path, leads_to):
-            continue
-        for path, file in files.items():
-            if is_at(path, leads_to):
-                yield FileRecord(link.path + path.removeprefix(leads_to), file.size, file.sha256)
 
 
 def log_path(logs: Path, record: TryRecord) -> Path:
@@ -92,21 +59,13 @@ class Fetcher:
             SiteError: the site does not return it.
         """
         assert end.exit_code is not None
-        path, wait, waited = record.paths.marker(end.exit_code), FIRST_WAIT_S, 0.0
-        patient_s = max(self._retry.missing_s, self._retry.insist_s)
-        while True:
-            try:
-                content = await self._retry.found(
-                    lambda: read_file(self._site, path, size=end.size)
-                )
-                return await asyncio.to_thread(
-                    read_marker, content, try_id=record.id, exit_code=end.exit_code
-                )
-            except (MarkerInvalid, SiteRejected):
-                if waited >= patient_s:
-                    raise
-            await asyncio.sleep(wait)
-            waited, wait = waited + wait, min(2 * wait, LONGEST_MISSING_WAIT_S)
+        code, path = end.exit_code, record.paths.marker(end.exit_code)
+
+        async def read() -> Marker:
+            content = await read_file(self._site, path, size=end.size)
+            return await asyncio.to_thread(read_marker, content, try_id=record.id, exit_code=code)
+
+        return await self._retry.insist(read)
 
     async def outputs(
         self, record: TryRecord, marker: Marker, declared: Sequence[OutputFile]
@@ -140,9 +99,9 @@ class Fetcher:
         )
         whole = marker
         marker = whole.without(whole.at(*(o.path for o in declared if o.stored)))
+        links = [(e.path, e.target) for e in marker.files if e.type == "l"]
         try:
             await self._collect(record, marker, landing)
-            links = [(e.path, e.target) for e in marker.files if e.type == "l"]
             if links:  # recorded before they are made here
                 self._ledger.set_links(links)
             await asyncio.to_thread(landing.settle, marker.files)
@@ -156,10 +115,21 @@ class Fetcher:
             if not landing.settled:
                 await asyncio.to_thread(landing.clear)
         files = [FileRecord(e.path, e.size, e.sha256) for e in whole.files if e.type == "f"]
-        return (*files, *_through_links(marker.files))
+        # A job that reads the directory gets the files under the links' paths, too: these are not
+        # uploaded to the site where the files were made.
+        came = {file.path: file for file in files}
+        linked = through_links([e.path for e in marker.files if e.type == "f"], dict(links))
+        return (*files, *(replace(came[path], path=at) for at, path in linked))
 
     async def _collect(self, record: TryRecord, marker: Marker, landing: OutputStaging) -> None:
-        await asyncio.to_thread(_begin, landing, marker)
+        def begin() -> None:
+            for entry in marker.files:
+                if entry.type == "d":
+                    landing.write(entry)
+            for entry, content in marker.small_outputs():
+                landing.write(entry, [content])
+
+        await asyncio.to_thread(begin)
         archived = [e for e in marker.files if e.place == "archive" and e.type == "f"]
         if archived:
             await self._archive(record, marker, landing, archived)
@@ -240,11 +210,3 @@ class Fetcher:
             )
         except SiteNotFound:
             return b""
-
-
-def _begin(landing: OutputStaging, marker: Marker) -> None:
-    for entry in marker.files:
-        if entry.type == "d":
-            landing.directory(entry)
-    for entry, content in marker.small_outputs():
-        landing.write(entry, content)

@@ -10,24 +10,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.jobs.paths import nearest, workspace_below
-from snakemake_executor_plugin_mantik.jobs.resources import cpus_per_node
-from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec, Resources
-from snakemake_executor_plugin_mantik.journal import (
-    FileLedger,
-    JournalCopy,
-    TryRecord,
-    TryState,
-)
-from snakemake_executor_plugin_mantik.sites.base import SiteFacts, Submission
-from snakemake_executor_plugin_mantik.sites.firecrest.script import submission_body
-from snakemake_executor_plugin_mantik.sites.unicore.description import (
-    batch_directives,
-    job_description,
-)
-from snakemake_executor_plugin_mantik.staging.local import Key, LocalFile, LocalFiles
-
+from ..config.model import BackendConfig
+from ..jobs.paths import local_path, nearest, workspace_below
+from ..jobs.resources import cpus_per_node
+from ..jobs.spec import InputFile, JobSpec, Resources
+from ..journal import FileLedger, JournalCopy, TryRecord, TryState
+from ..sites.base import SiteFacts, Submission
+from ..sites.firecrest.script import submission_body
+from ..sites.unicore.description import batch_directives, job_description
+from ..staging.local import Key, LocalFile, LocalFiles
 from .plan import Planner, make_submission
 from .request import JobRequest
 from .stage import Holdings, Staged
@@ -48,6 +39,7 @@ class Preview:
     """A preview of a submission; the fields are the keys of `smk-mantik render --json`.
 
     Attributes:
+        job: its name; `render` for a plain command.
         resources: the requested resources, normalised.
         environment: the key of what the command runs in, in lower case, or `none`.
         image_type: where the image is; None without one.
@@ -58,6 +50,7 @@ class Preview:
         warnings: settings that are allowed but probably unintended.
     """
 
+    job: str
     site: str
     api: Literal["unicore", "firecrest"]
     resources: Mapping[str, str | int | None]
@@ -69,26 +62,32 @@ class Preview:
     uploads: tuple[str, ...]
     warnings: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
-        return asdict(self)
+
+def plain_request(site: str, command: str, environment: str = "") -> JobRequest:
+    """Return the request of a rule that has only a command.
+
+    `environment` is the name of the config's environment; empty for its default.
+    """
+    name = "render"
+    return JobRequest(  # noqa: S604 - the shell of the job
+        number=0, job=name, rule=name, name=name, site=site, command=command,
+        shell="bash",
+        resources={}, threads=1, variables={}, inputs=(), outputs=(), environment=environment,
+    )  # fmt: skip
 
 
 def make_preview(
     planner: Planner,
-    site: str,
-    command: str,
+    request: JobRequest,
     *,
-    environment: str = "",
     uploads: Collection[str] = (),
     image_size: int | None = None,
     warnings: Collection[str] = (),
     unicore_version: str = "",
 ) -> Preview:
-    """Return the preview for a rule that has only a command.
+    """Return the preview of a job.
 
-    `environment` is the name of the config's environment; empty for its default. `uploads` are the
-    sources that would be uploaded, and `image_size` is the size of the local
+    `uploads` are the sources that would be uploaded, and `image_size` is the size of the local
     image in bytes, if one is in use. `unicore_version` is that of the server, where known.
 
     Raises:
@@ -96,13 +95,15 @@ def make_preview(
         SiteRejected: the site's API cannot express it.
     """
     config = planner.config
-    spec = _spec(planner, site, command, environment, image_size)
+    spec = _spec(planner, request, image_size)
     submission, script = _submission(config, make_submission(spec), spec.workspace, unicore_version)
-    of_config = config.named_environment(environment)
+    of_config = config.named_environment(request.environment)
     kind = next((k for k in _ENVIRONMENTS if getattr(of_config, k) is not None), "none")
-    files = [path for _, path in planner.environment_files(environment)]
+    files = [path for _, path in planner.environment_files(request.environment)]
+    here = [path for path in request.inputs if local_path(path, planner.project).exists()]
     return Preview(
-        site=site,
+        job=request.name,
+        site=request.site,
         api=config.api,
         resources=_resources(spec),
         environment=kind.replace("_", ""),
@@ -110,28 +111,20 @@ def make_preview(
         variables={**spec.variables, **spec.environment.variables},
         submission=submission,
         script=script,
-        uploads=tuple(sorted({*uploads, *files})),
+        uploads=tuple(sorted({*uploads, *files, *here})),
         warnings=tuple(warnings),
     )
 
 
-def _spec(
-    planner: Planner, site: str, command: str, environment: str, image_size: int | None
-) -> JobSpec:
-    name = "render"
-    request = JobRequest(  # noqa: S604 - the shell of the job
-        number=0, job=name, rule=name, name=name, site=site, command=command,
-        shell="bash",
-        resources={}, threads=1, variables={}, inputs=(), outputs=(), environment=environment,
-    )  # fmt: skip
+def _spec(planner: Planner, request: JobRequest, image_size: int | None) -> JobSpec:
     record = TryRecord(
-        id=TRY, site=site, bucket=0, job=name, rule=name, name=name, fingerprint="",
-        state=TryState.PLANNED,
+        id=TRY, site=request.site, bucket=0, job=request.job, rule=request.rule, name=request.name,
+        fingerprint="", state=TryState.PLANNED,
     )  # fmt: skip
-    files = planner.environment_files(environment)
+    files = planner.environment_files(request.environment, own=request.own_environment)
     inputs = tuple(
         InputFile(path, image_size if number == 0 else None)
-        for number, (_, path) in enumerate(files)
+        for number, path in enumerate([*(path for _, path in files), *request.inputs])
     )
     configured = planner.config.site.workspace or ""
     workspace = workspace_below(configured) if configured.startswith("/") else WORKSPACE
@@ -206,6 +199,11 @@ class UploadForecast:
     imported: int = 0
     imported_bytes: int = 0
 
+    @property
+    def size(self) -> int:
+        """Total size of what has to come to the site."""
+        return self.bytes + self.moved_bytes + self.imported_bytes
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -215,6 +213,7 @@ class Forecast:
         job: its rule and wildcards.
         rule: its rule; for a group the rules.
         site: name of its site; None if that depends on files that are still to be made.
+        elsewhere: the sites that it goes to if it does not start there in time, in order.
         resources: the requested resources; None while unknown.
         cores: number of cores that it occupies; None if unknown.
         segments: how many times it may use its walltime (`mantik_continue`).
@@ -230,6 +229,7 @@ class Forecast:
     job: str
     rule: str
     site: str | None
+    elsewhere: tuple[str, ...] = ()
     resources: Resources | None = None
     cores: int | None = None
     segments: int = 1
@@ -344,7 +344,7 @@ class Forecaster:
             for place in self._holdings
             for files in (
                 self._ledger.remote_files(place),
-                *self._ledger.pending_bundles(place).values(),
+                *self._ledger.uploaded_bundles(place).values(),
             )
             for file in files
         }
@@ -413,9 +413,7 @@ class Forecaster:
             return "files"
         api = self._planners[site].config.api
         sources = [name for name, place in self._places.items() if place == file.stored]
-        importable = any(
-            may_import(file.size, self._planners[name].config.api, api) for name in sources
-        )
+        importable = any(may_import(file, self._planners[name].config.api, api) for name in sources)
         return "imported" if importable else "moved"
 
 

@@ -19,20 +19,20 @@ from functools import partial
 from itertools import compress
 from pathlib import Path, PurePosixPath
 
-from snakemake_executor_plugin_mantik.common.errors import SiteRejected
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_outside, local_path
-from snakemake_executor_plugin_mantik.journal import MADE, FileRecord, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
-
+from ..common.errors import SiteRejected
+from ..jobs.paths import display_path, is_outside, local_path
+from ..journal import MADE, FileRecord, TryRecord
+from ..sites.base import is_rest_safe
+from ..staging.local import LocalFile
 from .adopt import ended_since_message
 from .compare import find_empty
 from .evidence import find_markers, list_claims, revoke_try
-from .stage import Stager
 from .workflow_context import PlaceContext
 
 _LOOK_AGAIN_S = 10.0
 """Seconds between two looks at jobs of this run that must end first: they are watched anyway."""
+_REMOVED_S = 60.0
+"""Seconds after the end of a job in which Snakemake removes what nobody needs any more."""
 _FRESH_S = 1.0
 """Seconds for which one listing of a directory of claims serves all callers."""
 
@@ -44,15 +44,14 @@ class InUse:
     them. Tries of earlier runs end that would overwrite files of this run, or read what it makes.
     """
 
-    def __init__(self, at: PlaceContext, stager: Stager) -> None:
+    def __init__(self, at: PlaceContext) -> None:
         self._place, self._site, self._retry = at.id, at.site, at.retry
         self._journal, self._workdir = at.workflow.journal, at.workflow.workdir
         self._give_up, self._notify = at.workflow.give_up, at.workflow.notify
         self._ledger = self._journal.files
-        self._stager = stager
         self._looking = asyncio.Lock()
         self._ended: dict[str, tuple[float, Collection[str]]] = {}
-        self._used: dict[str, None] = {}
+        self._used: dict[str, float] = {}
         self._sweeping = asyncio.Lock()
         self._own: set[str] = set()
         # Of many jobs that find the same conflicts, one resolves them.
@@ -92,16 +91,21 @@ class InUse:
 
     def used(self, paths: Iterable[str]) -> None:
         """Note inputs and outputs of a job that has ended: Snakemake may remove some of them."""
-        self._used.update(dict.fromkeys(paths))
+        self._used.update(dict.fromkeys(paths, asyncio.get_running_loop().time()))
 
     async def follow(self) -> None:
         """Remove `used` paths that are gone; return when no other call is removing, either."""
         async with self._sweeping:
             if not self._used:
                 return
-            gone = [path for path in self._used if not os.path.lexists(self._here(path))]
-            self._used = {p: None for p in gone if self._by(p)}
-            files = self._ledger.remote_files_at(self._place, gone)
+            gone = {path for path in self._used if not os.path.lexists(self._here(path))}
+            late = asyncio.get_running_loop().time() - _REMOVED_S
+            self._used = {
+                path: noted
+                for path, noted in self._used.items()
+                if (self._by(path) if path in gone else noted > late)
+            }
+            files = self._ledger.remote_files_at(self._place, sorted(gone))
             # A failed removal is no reason for a job to fail.
             with suppress(SiteRejected):
                 await self._retry(lambda: self._remove(files))
@@ -170,7 +174,7 @@ class InUse:
         messages: list[str] = []
         wanted = [(file.path, file.sha256) for file in files if not file.directory]
         for path, sha256 in [*wanted, *((path, MADE) for path in makes)]:
-            if not self._stager.conflicts(path, sha256):
+            if not self._ledger.conflicts(self._place, path, sha256):
                 continue
             if makers := self._among(path, sha256, makes=True):
                 await self._give_up(makers)
@@ -200,7 +204,7 @@ class InUse:
         said = False
         for path in paths:
             # A job need not have read a file that nobody knows, in a directory that it reads.
-            above = self._stager.knows(path)
+            above = bool(self._ledger.remote_files_at(self._place, [path]))
             while users := await self._settle(self._others(record, path, above=above)):
                 earlier = [user for user in users if user.id not in self._own]
                 await self._give_up(earlier)
@@ -237,9 +241,10 @@ class InUse:
 
     def _among(self, path: str, sha256: str, *, makes: bool) -> list[TryRecord]:
         """Return tries of earlier runs that make `path`, or those with another content of it."""
-        conflicts = [r for r in self._stager.conflicts(path, sha256) if not r.bundle]
         return self._journal.tries(
-            r.id for r in conflicts if r.makes is makes and r.id not in self._own
+            one.id
+            for one in self._ledger.conflicts(self._place, path, sha256)
+            if not one.bundle and one.makes is makes and one.id not in self._own
         )
 
     async def _keep_from_starting(self, record: TryRecord) -> bool:

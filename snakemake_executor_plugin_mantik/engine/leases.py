@@ -11,43 +11,38 @@ Each run takes the next number at the place, which is in its lease and in the jo
 whose number is less than the place's does not know what was done there since: it is new, or an
 older copy was put back. Then it learns of that from the place (`engine.catch_up`).
 
-Another controller of the same workflow has a copy of the journal. It writes a question, a file, to
-the directories that a leader lists anyway; a live leader answers. Without an answer the other
-controller takes over. No question is needed if the leader's journal lay in the same directory,
-which is locked: it is lost. Either way the new lease has a greater term. Jobs read the terms, too:
-a job that a former controller submitted starts only if the present one knows it.
+Another controller of the same workflow has a copy of the journal. It is refused, since only the
+user can know that the one that led the place has ended, and says so with `smk-mantik unlock`: of
+that very lease. Nobody is asked if the leader's journal lay in the same directory, which is locked:
+it is lost. The new lease has a greater term. Jobs read the terms, too: a job that a former
+controller submitted starts only if the present one knows it.
 """
 
 import asyncio
 import math
 import re
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    PlaceTaken,
-    SiteError,
-    SiteRejected,
-    printable,
-)
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
-from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.sites.base import Entry, Site
-from snakemake_executor_plugin_mantik.staging.transfers import read_file
-
+from ..common.errors import JournalError, PlaceTaken, SiteError, SiteRejected, printable
+from ..common.humanize import humanize_duration
+from ..jobs.paths import PLACE, TRIES
+from ..journal import Journal
+from ..sites.base import Entry, Site
+from ..staging.transfers import read_file
 from .catch_up import CatchingUp, number_of_spare
-from .evidence import find_claims, find_markers
 from .site_retry import SiteRetry
 
-ASK_PREFIX, HERE_PREFIX = "ask.", "here."
-"""Prefixes of the names of a question to the leader and of its answer; the asker's id follows."""
 _FIRST_LOOK_S = 60.0
 """Seconds that a site has to answer when a run starts; later a run waits as long as it takes."""
+_TRUSTED_S = 90.0
+"""Seconds for which a controller believes that it leads, without looking. What it submits after
+another one has taken over does not start, whenever it looks."""
 _LOOK_S = 3.0
-"""Seconds between two listings while waiting for an answer."""
+"""Seconds between two listings while another controller steps back."""
 _LOOKS = 5
 """Listings for which a controller waits for another one to step back, if both began at once."""
 _SEEN_S = 120.0
@@ -56,7 +51,6 @@ _TEXT_BYTES = 4096
 
 _LEASE = re.compile(
     r"([0-9]{1,9})\.([0-9a-f]{1,64})\.([0-9a-f]{1,64})\.([0-9a-f]{1,64})\.([0-9]{1,9})"
-    r"\.([0-9]{1,9})"
 )
 _SEAT = re.compile(r"^seat=([0-9a-f]+)$", re.MULTILINE)
 
@@ -70,7 +64,6 @@ class Lease:
         workflow: the workflow that owns it (`Journal.workflow`).
         place: the identity of the place.
         instance: the controller (`Journal.instance`).
-        wait_s: seconds within which the controller answers a question if it is alive.
         number: of the controller's run: how many numbers were taken at the place before, plus one.
     """
 
@@ -78,15 +71,12 @@ class Lease:
     workflow: str
     place: str
     instance: str
-    wait_s: int
     number: int = 0
 
     @property
     def path(self) -> str:
         """Return the path of its file in the workspace."""
-        parts = (
-            self.term, self.workflow, self.place, self.instance, self.wait_s, self.number
-        )  # fmt: skip
+        parts = (self.term, self.workflow, self.place, self.instance, self.number)
         return f"{PLACE}/{'.'.join(map(str, parts))}"
 
     @classmethod
@@ -94,8 +84,7 @@ class Lease:
         """Parse the name of a lease's file; return None for other files."""
         if (match := _LEASE.fullmatch(name)) is None:
             return None
-        term, wait_s, number = (int(match[n]) for n in (1, 5, 6))
-        return cls(term, match[2], match[3], match[4], wait_s, number)
+        return cls(int(match[1]), match[2], match[3], match[4], int(match[5]))
 
 
 class Leases:
@@ -132,7 +121,7 @@ class Leases:
         self.deposed: PlaceTaken | None = None
         self._clock = asyncio.get_running_loop().time
         self._seen = self._clock()
-        self._answering: set[asyncio.Task[None]] = set()
+        self._looking = asyncio.Lock()
         self._on_deposed: list[Callable[[PlaceTaken], None]] = []
 
     async def _look(self) -> tuple[list[Lease], dict[str, Entry]]:
@@ -141,22 +130,15 @@ class Leases:
         return [lease for name in entries if (lease := Lease.of(name))], entries
 
     async def take(
-        self,
-        wait_s: int,
-        known: str,
-        mine: Callable[[str], Sequence[str]],
-        *,
-        fresh: bool,
-        held: Collection[Lease] = (),
+        self, known: str, mine: Callable[[str], Sequence[str]], held: Collection[Lease] = ()
     ) -> tuple[Lease, str]:
         """Lead the place; return the lease and a message for the user, which may be empty.
 
         Args:
-            wait_s: seconds within which this controller sees a question.
-            known: the place's identity according to the journal; empty if it has none.
+            known: the place's identity according to the journal; empty if it has no record of the
+                workspace.
             mine: returns the ids of tries that were submitted to a place and are open according to
                 the journal.
-            fresh: whether the journal has no record of the workspace.
             held: the leases that this process has already.
 
         Raises:
@@ -164,69 +146,86 @@ class Leases:
                 that this journal does not know.
             TimeoutError: the site does not answer.
         """
-        journal = self._journal
         async with asyncio.timeout(_FIRST_LOOK_S):
             leases, entries = await self._look()
-        ours = [lease for lease in leases if lease.workflow == journal.workflow]
-        foreign = [lease for lease in leases if lease.workflow != journal.workflow]
-        if foreign and not ours:
-            raise await self._foreign(max(foreign, key=_rank))
+        ours = [lease for lease in leases if lease.workflow == self._journal.workflow]
+        if leases and not ours:
+            raise await self._foreign(max(leases, key=_rank))
         if not ours:
             if same := [lease for lease in held if lease.place == known]:
                 await self._settle(same[0])
                 return same[0], ""
-            if (first := await self._take_first(wait_s, known, entries, fresh=fresh)) is not None:
-                return first
-            return await self.take(wait_s, known, mine, fresh=fresh, held=held)
+            first = await self._take_first(known, entries, mine)
+            return first or await self.take(known, mine, held)
         last = max(ours, key=_rank)
         if last in held:  # a site of another name sees the same place
             return last, ""
-        taken, message = await self._take_next(wait_s, last, entries, mine)
+        if last.instance != self._journal.instance:
+            await self._may_follow(last)
+        taken, message = await self._take_next(last, entries, mine)
         for lease in ours:
             await self._remove(lease.path)
         return taken, message
 
     async def _take_first(
-        self, wait_s: int, known: str, entries: Collection[str], *, fresh: bool
+        self, known: str, entries: Collection[str], mine: Callable[[str], Sequence[str]]
     ) -> tuple[Lease, str] | None:
         """Lead a place that has no lease; see `take`. Return None if it has one, after all.
 
-        A site may say for a moment that a directory is empty, or not there.
+        A site may say for a moment that a directory is empty, or not there. Claims are younger than
+        a lease, so a purge may have left those of another controller.
         """
         journal = self._journal
-        new = Lease(1, journal.workflow, known or _new_identity(), journal.instance, wait_s)
-        if fresh:
-            await self._unused()
-        elif await self._buckets(journal.buckets(known)):
-            # Claims are younger than a lease, so a purge may have left them.
-            await self._ask(new, "its lease was removed from there")
+        new = Lease(
+            1, journal.workflow, known or _new_identity(), journal.instance, journal.number(known)
+        )
+        if await self._buckets(journal.buckets(known)):
+            if not known:
+                raise PlaceTaken(
+                    "another workflow uses this workspace, or an earlier run of this one whose"
+                    " journal is no longer here; its jobs may still write there",
+                    where=self._where,
+                    do=f"Set Site: Workspace to another path; or, once no job of it runs, remove"
+                    f" {TRIES} in it",
+                )
+            await self._may_follow(new)  # the name of no other's lease, and of none after this
+            # Nobody knows the term any more. There were fewer takeovers than minutes.
+            return await self._take_next(
+                replace(new, term=int(time.time() / 60), instance=""), entries, mine
+            )
         taken, leases = await self._settle_next(new, entries)
         if any(o.workflow == journal.workflow and o != taken for o in leases):
             await self._remove(taken.path)
             return None
         catching_up = self._catching_up(new.place)
-        unknown = not fresh and await catching_up.find_unknown()
+        unknown = known and await catching_up.find_unknown()
         return taken, await catching_up.take_up(self._where) if unknown else ""
 
+    async def _may_follow(self, last: Lease) -> None:
+        """Check that the controller with a lease, or with one that was removed, has ended.
+
+        Raises:
+            PlaceTaken: it may go on.
+        """
+        if not self._journal.is_unlocked(last.place, last.path):
+            _, seat = await self._description(last)
+            if seat != self._journal.seat:  # nobody else can lead from here, which is locked
+                raise await self._led(last)
+
     async def _take_next(
-        self,
-        wait_s: int,
-        last: Lease,
-        entries: Collection[str],
-        mine: Callable[[str], Sequence[str]],
+        self, last: Lease, entries: Collection[str], mine: Callable[[str], Sequence[str]]
     ) -> tuple[Lease, str]:
         """Follow the holder of a lease, which may be an earlier run of this journal; see `take`."""
-        journal = self._journal
+        journal, own = self._journal, last.instance == self._journal.instance
+        new = replace(last, instance=journal.instance)
         numbers = [last.number, *map(number_of_spare, entries)]
-        new = replace(last, instance=journal.instance, wait_s=wait_s)
         catching_up = self._catching_up(new.place)
-        own, message = last.instance == journal.instance, ""
-        if own:
-            new = replace(new, wait_s=max(wait_s, last.wait_s))
-        else:
-            message = await self._ask_to_follow(last)
-        behind = max(numbers) > journal.number(new.place) or bool(await catching_up.find_unknown())
-        if own and not behind and not journal.was_restored(new.place):
+        behind = (
+            not own
+            or max(numbers) > journal.number(new.place)
+            or bool(await catching_up.find_unknown())
+        )
+        if not behind and not journal.was_restored(new.place):
             taken, _ = await self._settle_next(new, entries, alone=True)
             return taken, ""
         # What starts under the new term ends at once unless it is known.
@@ -238,28 +237,7 @@ class Leases:
             content = "".join(f"{try_id}\n" for try_id in ids).encode()
             await self._retry(lambda: self._site.put(f"{PLACE}/known.{new.term}", content))
         taken, _ = await self._settle_next(new, entries)
-        await self._remove(f"{PLACE}/{ASK_PREFIX}{journal.instance}")
-        if behind:
-            message += " " * bool(message) + await catching_up.take_up(self._where)
-        return taken, message
-
-    async def _ask_to_follow(self, last: Lease) -> str:
-        """Ask the leader, unless its journal lay here; return what to tell the user.
-
-        Nobody else can lead from the journal's directory, which is locked. Where a file system has
-        no such locks, a leader whose journal was removed under it finds the question, and out.
-        """
-        about, seat = await self._description(last)
-        if seat == self._journal.seat:
-            for directory in await self._buckets():
-                await self._put_question(directory)
-            return ""
-        await self._ask(last, about)
-        return (
-            f"Another controller of this workflow ({about}) has led {self._where} and does not"
-            " answer: this one has taken over. Jobs that the other one submitted and that are not"
-            " known here will no longer start."
-        )
+        return taken, await catching_up.take_up(self._where) if behind else ""
 
     def _catching_up(self, place: str) -> CatchingUp:
         return CatchingUp(self._site, self._retry, self._journal, place, self._seen_s)
@@ -276,21 +254,6 @@ class Leases:
         lease = replace(lease, number=max(numbers) + 1)
         self._journal.take_number(lease.place, lease.number)
         return lease, await self._settle(lease, alone=alone)
-
-    async def _unused(self) -> None:
-        """Check that the workspace holds no tries of a journal that is not here.
-
-        Raises:
-            PlaceTaken: it has directories of tries.
-        """
-        if await self._buckets():
-            raise PlaceTaken(
-                "another workflow uses this workspace, or an earlier run of this one whose journal"
-                " is no longer here; its jobs may still write there",
-                where=self._where,
-                do=f"Set Site: Workspace to another path; or, once no job of it runs, remove"
-                f" {TRIES} in it",
-            )
 
     async def _settle(self, mine: Lease, *, alone: bool = False) -> list[Lease]:
         """Write a lease and check that no other controller has done the same, unless it is `alone`.
@@ -332,78 +295,10 @@ class Leases:
         last = max(others, key=_rank)
         raise await (self._led(last) if last.workflow == mine.workflow else self._foreign(last))
 
-    async def _ask(self, last: Lease, about: str) -> None:
-        """Ask a leader whether it is alive; return when it has not answered within its time.
-
-        The question stays in the buckets for a leader that comes back.
-
-        Raises:
-            PlaceTaken: it is alive, a third controller leads by now, or jobs run that the journal
-                does not know.
-        """
-        me = self._journal.instance
-        clock, deadline = self._clock, math.inf
-        asked: set[str] = set()
-        sizes: dict[str, int] = {}
-        self._retry.note(
-            f"another controller of this workflow ({about}) led this workspace last; asking whether"
-            f" it still does, for up to {humanize_duration(last.wait_s)}"
-        )
-        try:
-            growing = False
-            while True:
-                begun = clock()
-                for directory in [PLACE, *await self._buckets()]:
-                    if directory not in asked:
-                        await self._put_question(directory)
-                        asked.add(directory)
-                    if directory != PLACE:
-                        growing = await self._grows(directory, sizes) or growing
-                leases, entries = await self._look()
-                if f"{HERE_PREFIX}{me}" in entries or any(o.term > last.term for o in leases):
-                    raise await self._led(last)
-                # A slow site allows few listings: the last one must begin after the deadline.
-                deadline = min(deadline, clock() + last.wait_s)
-                if begun < deadline:
-                    await asyncio.sleep(min(_LOOK_S, max(deadline - clock(), 0.0)))
-                elif not growing:
-                    return
-                else:
-                    raise PlaceTaken(
-                        "jobs run there that another controller of this workflow has submitted"
-                        f" ({about}), and that this one does not know",
-                        where=self._where,
-                        do="Continue with that controller, or start again when the jobs have ended",
-                    )
-        except PlaceTaken:
-            for directory in asked:
-                await self._remove(f"{directory}/{ASK_PREFIX}{me}")
-            await self._remove(f"{PLACE}/{HERE_PREFIX}{me}")
-            raise
-
-    async def _put_question(self, directory: str) -> None:
-        path = f"{directory}/{ASK_PREFIX}{self._journal.instance}"
-        await self._retry(lambda: self._site.put(path, b"?\n"))
-
     async def _buckets(self, known: Collection[int] = ()) -> list[str]:
         entries = await self._list(TRIES)
         names = [entry.name for entry in entries.values() if entry.directory]
         return [f"{TRIES}/{name}" for name in names if name not in map(str, known)]
-
-    async def _grows(self, directory: str, sizes: dict[str, int]) -> bool:
-        """Check whether a job that the journal does not expect to run sent a heartbeat.
-
-        It does so if the job's claim has grown since the last listing. Two copies of a journal may
-        share a try that was only planned; the other controller may run it even after this one has
-        given it up.
-        """
-        entries = await self._list(directory)
-        over = find_markers(entries)
-        now = {name: e.size for name, e in find_claims(entries).items() if name not in over}
-        known = {record.id for record in self._journal.tries(now) if record.may_run}
-        growing = any(sizes.get(name, now[name]) != now[name] for name in now.keys() - known)
-        sizes |= now
-        return growing
 
     async def _list(self, directory: str) -> dict[str, Entry]:
         return await self._retry.listed(lambda: self._site.list(directory))
@@ -421,9 +316,9 @@ class Leases:
         The second text names the directory of its journal; it is empty if it is unknown.
         """
         try:
-            content = await read_file(self._site, lease.path, _TEXT_BYTES)
+            content = await self._retry(lambda: read_file(self._site, lease.path, _TEXT_BYTES))
         except SiteError:
-            return "its lease cannot be read", ""
+            return "its lease is gone or cannot be read", ""
         text = content.decode(errors="replace")
         seat = _SEAT.search(text)
         about = " ".join(printable(_SEAT.sub("", text)).split())[:300] or "?"
@@ -438,15 +333,18 @@ class Leases:
         )
 
     async def _led(self, lease: Lease) -> PlaceTaken:
-        return self._deposed_by(lease, (await self._description(lease))[0])
+        """Return the error saying that another controller of the same workflow leads.
 
-    def _deposed_by(self, lease: Lease, about: str = "") -> PlaceTaken:
-        """Return the error saying that another controller of the same workflow leads."""
-        holder = about or f"controller {lease.instance}"
+        The journal notes whose lease it is, for `smk-mantik unlock`.
+        """
+        about, _ = await self._description(lease)
+        with suppress(JournalError):  # the next run is refused, too
+            self._journal.lock(lease.place, lease.path, f"{self._where}: {about}")
         return PlaceTaken(
-            f"another controller of this workflow leads this workspace: {holder}",
+            f"another controller of this workflow leads this workspace: {about}",
             where=self._where,
-            do="Continue there, or start again when that run has ended; nothing was cancelled",
+            do="Continue there; or make certain that it has ended, type smk-mantik unlock here, and"
+            " start again. Jobs go on meanwhile",
         )
 
     # From `take` to the end of the run
@@ -464,69 +362,43 @@ class Leases:
         """Make the next `assure` list the leases, after something unexpected."""
         self._seen = -math.inf
 
-    def saw(self, directory: str, entries: Iterable[Entry]) -> None:
-        """Note the listing of a directory, and answer questions of other controllers in it."""
-        self._seen = self._clock()
-        for entry in entries:
-            asker = entry.name.removeprefix(ASK_PREFIX)
-            if asker not in (entry.name, self.lease.instance) and not self._answering:
-                task = asyncio.create_task(self._answer(asker, directory))
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
-
-    async def _answer(self, asker: str, directory: str) -> None:
-        with suppress(SiteError, PlaceTaken):
-            await self._check()
-            # Tell the other controller that this one leads, and remove its question.
-            await self._site.put(f"{PLACE}/{HERE_PREFIX}{asker}", b"!\n")
-            await self._site.remove(f"{directory}/{ASK_PREFIX}{asker}")
-
     async def assure(self) -> None:
         """Check that this controller leads; without an answer of the site, conclude nothing.
 
-        This takes a request only if nothing was listed for a while.
+        This takes a request only if the last look was a while ago.
 
         Raises:
             PlaceTaken: another controller has taken over.
         """
-        if self.deposed is None and self._clock() - self._seen > self.lease.wait_s / 2:
-            with suppress(SiteError):  # the caller's next request reports it
-                await self._check()
+        async with self._looking:  # of many callers one looks
+            if self.deposed is None and self._clock() - self._seen > _TRUSTED_S:
+                self._seen = self._clock()
+                try:
+                    await self._check()
+                except BaseException as error:
+                    self.doubt()
+                    if not isinstance(error, SiteError):  # the caller's next request reports it
+                        raise
         if self.deposed is not None:
             raise self.deposed
 
     async def _check(self) -> None:
-        leases, entries = await self._look()
+        leases, _ = await self._look()
         last = max((o for o in leases if o.workflow == self.lease.workflow),
-                   key=lambda o: o.term, default=self.lease)  # fmt: skip
+                   key=_rank, default=self.lease)  # fmt: skip
         own = [lease for lease in leases if lease.instance == self.lease.instance]
         if last.term > self.lease.term or any(o.number > self.lease.number for o in own):
-            raise self._depose(self._deposed_by(last))
-        if not own:
+            self._depose(await self._led(last))
+        elif not own:
             try:  # our lease was purged, and another controller may have come
                 await self._settle(self.lease)
             except PlaceTaken as error:
-                raise self._depose(error) from None
-        self.saw(PLACE, entries.values())
+                self._depose(error)
 
-    def _depose(self, error: PlaceTaken) -> PlaceTaken:
+    def _depose(self, error: PlaceTaken) -> None:
         self.deposed = error
         for act in self._on_deposed:
             act(error)
-        return error
-
-    async def keep(self) -> None:
-        """Answer other controllers' questions even without jobs, until cancelled or deposed."""
-        while self.deposed is None:
-            await asyncio.sleep(self.lease.wait_s / 4)
-            if self._clock() - self._seen > self.lease.wait_s / 3:
-                with suppress(SiteError, PlaceTaken):
-                    await self._check()
-
-    async def close(self) -> None:
-        for task in self._answering:
-            task.cancel()
-        await asyncio.gather(*self._answering, return_exceptions=True)
 
 
 def _new_identity() -> str:

@@ -14,19 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.common.errors import SiteError
-from snakemake_executor_plugin_mantik.jobs.live_packs import (
-    LONGEST_PACK,
-    PIECE_BYTES,
-    Pack,
-    Packed,
-    read_packs,
-)
-from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged
-from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Site
-from snakemake_executor_plugin_mantik.staging.transfers import read_file
-
+from ..common.errors import SiteError
+from ..jobs.packs import LONGEST_PACK, PIECE_BYTES, Pack, Packed, TarDamaged, read_packs
+from ..journal import TryRecord
+from ..sites.base import Site
+from ..staging.transfers import read_file
 from .observer import JobExtras, Observer
 
 REQUESTS = 2

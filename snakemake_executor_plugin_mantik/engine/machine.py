@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import one_line
-from snakemake_executor_plugin_mantik.jobs.markers import Marker
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS
-from snakemake_executor_plugin_mantik.jobs.segments import Continuation
-from snakemake_executor_plugin_mantik.journal import WENT_ON, TryRecord, TryState
-
+from ..common.errors import one_line
+from ..jobs.markers import Marker
+from ..jobs.paths import display_path, is_at
+from ..jobs.reasons import Reason
+from ..jobs.script import PREDECESSORS
+from ..jobs.segments import Continuation
+from ..journal import WENT_ON, TryRecord, TryState
 from .evidence import GIVEN_UP, Evidence, Finding
 from .observer import How, Successor
 from .request import JobRequest

@@ -5,15 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.common.errors import one_line, printable
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
-from snakemake_executor_plugin_mantik.jobs.markers import Marker
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.script import CHECKPOINT, PREDECESSORS
-from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.sites.base import JobState
+from ..common.errors import one_line, printable
+from ..common.humanize import humanize_count, humanize_duration
+from ..jobs.markers import Marker
+from ..jobs.reasons import Reason
+from ..jobs.script import CHECKPOINT, PREDECESSORS
+from ..journal import TryRecord
+from ..sites.base import JobState
 
 _TAIL_LINES = 20
+_LAST_LETTERS = 300
+"""Most characters of an output's last line in a message of one line."""
 _MOST_NAMED = 5
 """Most jobs that a message names."""
 
@@ -114,11 +116,11 @@ class LastWords:
     logs: tuple[tuple[str, bytes], ...] = ()
 
 
-def queued_message(name: str, site: str, site_job: str, behind: Sequence[str]) -> str:
+def waiting_message(name: str, site: str, site_job: str, behind: Sequence[str]) -> str:
     """Return the message about a job that waits at its site for the jobs `behind`, if known."""
     named = ", ".join(behind[:_MOST_NAMED]) + (" …" if len(behind) > _MOST_NAMED else "")
     named = named or "the jobs that make its inputs"
-    return f"{name}: queued behind {named} at {site}, as {site_job}."
+    return f"{name}: waits for {named} at {site}, as {site_job}."
 
 
 def submitted_message(name: str, site: str, site_job: str, queue: str | None) -> str:
@@ -142,10 +144,17 @@ def finished_message(
     return f"{name}: done at {site}, {times}{kept}."
 
 
-def ended_message(name: str, site: str, reason: Reason, words: str, log: Path | None) -> str:
-    """Return the message that a job has failed: one line with the reason and its output's path."""
-    kept = f" Output in {log}." if log is not None else ""
-    return f"{name}: failed at {site} for {reason.words}. {one_line(words).rstrip('.')}.{kept}"
+def ended_message(
+    name: str, site: str, reason: Reason, words: str, log: Path | None, *, end: bytes
+) -> str:
+    """Return the message that a job has failed: one line with the reason and its output's path.
+
+    `end` is the end of its output, of which the message shows the last line.
+    """
+    last = one_line(next(reversed(end.decode(errors="replace").strip().splitlines()), ""))
+    ends = f", which ends with: {last[:_LAST_LETTERS]}" if last else "."
+    kept = f" Output in {log}{ends}" if log is not None else ""
+    return f"{name}: failed at {site} ({reason.words}). {one_line(words).rstrip('.')}.{kept}"
 
 
 def describe_os_error(error: OSError) -> str:

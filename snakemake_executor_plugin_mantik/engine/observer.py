@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.journal import TryRecord
-
+from ..jobs.reasons import Reason
+from ..jobs.spec import JobSpec
+from ..journal import TryRecord
 from .request import JobRequest
 
 How = Literal["finished", "failed", "killed"]

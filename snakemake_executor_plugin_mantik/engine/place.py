@@ -6,28 +6,18 @@ Before its first job a place gets the workflow's sources, the files that no rule
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError, UserError
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings, Timing
-from snakemake_executor_plugin_mantik.jobs.paths import (
-    BUNDLES,
-    KEPT,
-    TRIES,
-    WORK,
-    bundle_done_path,
-    bundle_path,
-    display_path,
-)
-from snakemake_executor_plugin_mantik.journal import sent_try_ids
-from snakemake_executor_plugin_mantik.sites.base import SharedFile, Site, SiteFacts
-from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
-from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
-from snakemake_executor_plugin_mantik.staging.transfers import stream_file
-
+from ..common.errors import MantikError, PlaceTaken, SiteError, UserError
+from ..config.settings import SiteSettings, Timing
+from ..jobs.paths import BUNDLES, KEPT, TRIES, WORK, bundle_done_path, bundle_path
+from ..journal import sent_try_ids
+from ..sites.base import SharedFile, Site, SiteFacts
+from ..staging.local import LocalFile, LocalFiles
+from ..staging.transfers import stream_file
 from .catch_up import PlaceSpare
 from .compare import MOST_DIRECTORIES, Looks
 from .in_use import InUse
@@ -39,15 +29,8 @@ from .workflow_context import PlaceContext, WorkflowContext
 
 OPEN_WAIT_S = 60.0
 """Seconds that a site has to answer when it is opened; then a run waits as long as it takes."""
-_SHORTEST_WAIT_S = 60
-"""Least seconds that a controller has to answer another one's question."""
 _TIDY_WAIT_S = 30.0
 """Most seconds for tidying up at the end of a run; the next run removes the rest."""
-
-
-def takeover_wait_s(settings: SiteSettings) -> int:
-    """Return the seconds within which a controller with these settings answers a question."""
-    return max(_SHORTEST_WAIT_S, 2 * settings.poll_s + _SHORTEST_WAIT_S // 2)
 
 
 class Place:
@@ -74,8 +57,6 @@ class Place:
         self.site = site
         self._journal = journal = workflow.journal
         self._notify = workflow.notify
-        self._local = places.local
-        self._sending = asyncio.Lock()
         scratch = workflow.state / "transfers" / quote(site.name, safe="")
         scratch.mkdir(parents=True, exist_ok=True)
         for left in scratch.iterdir():
@@ -86,35 +67,19 @@ class Place:
         self.spare = PlaceSpare(site, journal, self.id, retry, self.lead.assure)
         at = PlaceContext(self.id, site, retry, workflow)
         self.stager = Stager(
-            at, fetch=places.fetch, share=places.share, limit=upload_bytes, term=leases.term
+            at,
+            places.local,
+            fetch=places.fetch,
+            share=places.share,
+            limit=upload_bytes,
+            term=leases.term,
         )
-        self.in_use = InUse(at, self.stager)
-
-    # Sources
+        self.in_use = InUse(at)
 
     @property
     def sources(self) -> dict[str, str]:
         """Return the checksums of the uploaded sources, by path."""
         return {path: file.sha256 for path, file in self.stager.sources.items()}
-
-    async def send_sources(self, paths: Iterable[str]) -> None:
-        """Upload the working directory's sources; keep those uploaded for other site names."""
-        async with self._sending:
-            known = self.stager.sources
-            wanted = [*known, *(path for path in paths if path not in known)]
-            if not known or len(wanted) > len(known):
-                try:
-                    await send_sources(wanted, self._local, self.stager, self._notify)
-                except BaseException:
-                    self.stager.sources = known  # so that the next job sends the others again
-                    raise
-
-    async def look_again(self, path: str) -> None:
-        """Read a source again that may have changed: jobs that name it bring the new content."""
-        if path in self.stager.sources:
-            with suppress(UserError):  # it is gone
-                for file in await self._local.look_at([(path, None)], source=True):
-                    self.stager.sources[file.path] = file
 
     # Tidying
 
@@ -125,10 +90,10 @@ class Place:
         observer's leftovers, and the place's copies of files that no longer exist here (`temp()`
         outputs, mostly).
         """
-        if self.lead.deposed is not None:
-            return
-        with suppress(TimeoutError, SiteError):
+        with suppress(TimeoutError, SiteError, PlaceTaken):
             async with asyncio.timeout(_TIDY_WAIT_S):
+                self.lead.doubt()  # another controller may follow what lies there
+                await self.lead.assure()
                 await self.in_use.finish()
                 opened = any(r.place == self.id for r in self._journal.all_open_tries())
                 unused = not opened and not any(r.may_run for r in self._journal.uses.of(self.id))
@@ -140,31 +105,24 @@ class Place:
                     await self._empty()
 
     async def _empty(self) -> None:
-        begun = self._journal.files.unfinished_uploads(self.id)
-        broken_off = [bundle for bundle in begun if bundle.startswith(KEPT)]
-        for bundle in [*self._journal.files.loose_bundles(self.id), *broken_off]:
-            await asyncio.gather(
-                *map(self.site.remove, [bundle_path(bundle), bundle_done_path(bundle)])
-            )
-            self._journal.files.set_bundle(bundle, "gone")
-        buckets = self._journal.retire_buckets(self.id)
-        pending = self._journal.files.pending_bundles(self.id)
-        bundles = [bundle for bundle in pending if not bundle.startswith(KEPT)]
-        known = self._journal.files.bundles_at(self.id)
-        used = {bundle.rpartition("/")[0] for bundle in (*self.stager.sent, *known, *begun)}
-        for bundle in bundles:
-            self._journal.files.set_bundle(bundle, "gone")
-        for bundle in begun:
+        files = self._journal.files
+        for bundle, state in files.bundles(self.id).items():
+            kept = bundle.startswith(KEPT)
+            if kept and state == "uploaded":
+                continue
+            if kept:
+                paths = bundle_path(bundle), bundle_done_path(bundle)
+                await asyncio.gather(*map(self.site.remove, paths))
             await self.stager.uploader.end_imports(bundle)
-            self._journal.files.forget_upload(bundle)
+            files.forget_bundle(bundle)
 
         async def one(bucket: int) -> None:
-            paths = [f"{TRIES}/{bucket}", f"{WORK}/{bucket}"]
-            paths += [f"{BUNDLES}/{bucket}"] * (str(bucket) in used)
-            await asyncio.gather(*map(self.site.remove, paths))
+            # The markers first: by them an older copy of the journal would look for the outputs.
+            await self.site.remove(f"{TRIES}/{bucket}")
+            await asyncio.gather(*(self.site.remove(f"{d}/{bucket}") for d in (WORK, BUNDLES)))
             self._journal.bucket_gone(self.id, bucket)
 
-        await asyncio.gather(*map(one, buckets))
+        await asyncio.gather(*map(one, self._journal.retire_buckets(self.id)))
 
 
 class Places:
@@ -244,9 +202,7 @@ class Places:
             return sent_try_ids(r for r in journal.all_open_tries() if r.place in places)
 
         held = [place.lead.lease for place in self._known.values()]
-        leases.lease, message = await leases.take(
-            takeover_wait_s(settings), known, mine, fresh=not known, held=held
-        )
+        leases.lease, message = await leases.take(known, mine, held)
         if message:
             self.workflow.notify(message)
         identity = leases.lease.place
@@ -323,33 +279,3 @@ async def answering(
             where=f"site {name}",
             do=f"Check the URL and the network, {do}",
         ) from None
-
-
-UNSTEADY = 3
-"""How often a source may change during its upload before it is left out."""
-
-
-async def send_sources(
-    paths: Iterable[str], local: LocalFiles, stager: Stager, notify: Callable[[str], None]
-) -> None:
-    """Upload the sources, except those that keep changing, such as logs.
-
-    `paths` are relative to the working directory.
-
-    Raises:
-        MantikError: they cannot be uploaded.
-    """
-    left = dict.fromkeys(paths, UNSTEADY)
-    while True:
-        files = await local.look_at([(path, None) for path in left], source=True)
-        try:
-            await stager.send_sources(files)
-            return
-        except FileChanged as error:
-            left[error.path] -= 1
-            if not left[error.path]:
-                del left[error.path]
-                notify(
-                    f"Sources: not uploading {display_path(error.path)}, which changes all the"
-                    " time; add it to Exclude in the backend config to silence this line."
-                )

@@ -5,62 +5,41 @@ No I/O, except that local Environment Definition Files and files of requirements
 
 import os
 import posixpath
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
-from snakemake_executor_plugin_mantik.config.environment import (
+from ..common.errors import UserError
+from ..common.humanize import humanize_duration, humanize_size
+from ..config.environment import (
     environment_uploads,
     job_environment,
     job_resources,
     local_edf,
-    read_local_edf,
     requirement_files,
     script_limits,
 )
-from snakemake_executor_plugin_mantik.config.known_sites import node_cores
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.config.named_files import may_mount
-from snakemake_executor_plugin_mantik.jobs.paths import (
-    TryPaths,
-    display_path,
-    is_at,
-    local_path,
-    nearest,
-    workspace_top,
-)
-from snakemake_executor_plugin_mantik.jobs.resources import (
+from ..config.known_sites import node_cores
+from ..config.model import BackendConfig
+from ..config.named_files import may_mount, read_edf
+from ..jobs.paths import TryPaths, display_path, is_at, local_path, nearest, workspace_top
+from ..jobs.resources import (
     billed_cores,
     cpus_per_node,
     merge_resources,
     pbs_directives,
+    refuse_slurms,
     resolve_total_cpus,
     slurm_directives,
     with_tasks_of,
 )
-from snakemake_executor_plugin_mantik.jobs.script import render_script
-from snakemake_executor_plugin_mantik.jobs.spec import (
-    InputFile,
-    JobSpec,
-    OutputFile,
-    Predecessor,
-    Resources,
-    Segment,
-)
-from snakemake_executor_plugin_mantik.journal import (
-    FileLedger,
-    FileRecord,
-    StoredOutput,
-    TryRecord,
-    encode_identity,
-)
-from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts, Submission
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
-
+from ..jobs.script import render_script
+from ..jobs.spec import AUTO, InputFile, JobSpec, OutputFile, Predecessor, Resources, Segment
+from ..journal import FileLedger, FileRecord, StoredOutput, TryRecord, encode_identity
+from ..sites.base import QueueLimits, SiteFacts, Submission
+from ..staging.local import LocalFile
 from .machine import overlaps
 from .request import JobRequest
 from .stage import Staged
@@ -124,11 +103,8 @@ class Planner:
             pbs_directives(resources, "")
         elif scheduler == "slurm":
             slurm_directives(resources, "")
-        elif resources.gpu_model is not None:
-            raise UserError(
-                f"a job description cannot express the resource gpu_model={resources.gpu_model}",
-                do="Remove it, or set Site: Scheduler to slurm, if the site runs Slurm",
-            )
+        else:
+            refuse_slurms(resources, "a job description")
         return resources
 
     def fits(self, resources: Resources, facts: SiteFacts) -> list[str]:
@@ -139,10 +115,10 @@ class Planner:
         Raises:
             UserError: it does not, or the user has no such account.
         """
-        misfits = list(find_misfits(resources, facts))
-        for misfit in misfits:
-            if misfit.certain:
-                raise UserError(misfit.what, do=misfit.do)
+        misfits = list(find_misfits(choose_queue(resources, facts), facts))
+        if certain := [misfit for misfit in misfits if misfit.certain]:
+            advice = dict.fromkeys(misfit.do for misfit in certain)
+            raise UserError(". ".join(misfit.what for misfit in certain), do=". ".join(advice))
         return [f"{misfit.what}. {misfit.do}." for misfit in misfits]
 
     def mounts_fit(self, environment: str, facts: SiteFacts) -> None:
@@ -190,7 +166,7 @@ class Planner:
         if name not in self._read:
             environment = self.config.named_environment(name)
             path = local_edf(environment)
-            edf = read_local_edf(path, self.project) if path is not None else None
+            edf = read_edf(path, self.project) if path is not None else None
             files = environment_uploads(environment, self.project)
             self._read[name] = files, edf.mounts if edf is not None and edf.whole else None
         return self._read[name]
@@ -251,7 +227,7 @@ class Planner:
         `after` are the tries that make those of its inputs that do not exist yet, `resumed` is
         what it goes on from.
         """
-        resources = self.resources(request.resources, request.threads)
+        resources = choose_queue(self.resources(request.resources, request.threads), facts)
         given = self.config.named_environment(request.environment).variables
         if self.config.site.scheduler == "slurm":
             resources = with_tasks_of(given, resources)
@@ -260,6 +236,10 @@ class Planner:
         )
         if request.own_environment:
             environment = replace(environment, apptainer=None, container=None)
+        of_project = {}
+        if request.project:  # as mantik's own backend does
+            directory = posixpath.normpath(f"{facts.workspace}/{request.project}")
+            of_project = {"MANTIK_WORKING_DIRECTORY": directory}
         segment, outputs, kept = plan_segment(request, record, resources.runtime_s, resumed)
         return JobSpec(
             paths=record.paths,
@@ -270,7 +250,7 @@ class Planner:
             resources=resources,
             cores=self.cores(resources),
             environment=environment,
-            variables={**request.variables, **_of_project(request, facts.workspace)},
+            variables={**request.variables, **of_project},
             inputs=(*staged.inputs, *kept),
             outputs=outputs,
             segment=segment,
@@ -335,37 +315,27 @@ def _stored_files(output: StoredOutput, place: str) -> list[LocalFile]:
     files = [LocalFile.at(output.place, file) for file in output.files]
     if output.place == place:
         return files
-    links = dict(output.links)
-    for link in links:
-        to = _follow(link, links)
-        files += [
-            replace(file, path=f"{link}{file.path.removeprefix(to)}")
-            for file in files
-            if is_at(file.path, to) and not is_at(link, to)
-        ]
-    return files
+    by_path = {file.path: file for file in files}
+    linked = through_links(by_path, dict(output.links))
+    return [*files, *(replace(by_path[path], path=at) for at, path in linked)]
 
 
 _MOST_LINKS = 40
 """Links that a path leads through, at most: the kernel's limit."""
 
 
-def _follow(path: str, links: Mapping[str, str]) -> str:
-    """Return where a path leads; `links` maps the paths of symbolic links to their targets."""
-    for _ in range(_MOST_LINKS):
-        link = nearest(path, links)
-        if link is None:
-            break
-        target = posixpath.join(posixpath.dirname(link), links[link])
-        path = posixpath.normpath(f"{target}{path.removeprefix(link)}")
-    return path
-
-
-def _of_project(request: JobRequest, workspace: str) -> dict[str, str]:
-    """Return the variables that mantik's own backend sets for an entry point of a project."""
-    if not request.project:
-        return {}
-    return {"MANTIK_WORKING_DIRECTORY": posixpath.normpath(f"{workspace}/{request.project}")}
+def through_links(files: Collection[str], links: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the further paths that files have through links (path to target), and their own."""
+    for link in links:
+        leads_to = link
+        for _ in range(_MOST_LINKS):
+            if (at := nearest(leads_to, links)) is None:
+                break
+            target = posixpath.join(posixpath.dirname(at), links[at])
+            leads_to = posixpath.normpath(f"{target}{leads_to.removeprefix(at)}")
+        for path in files:
+            if is_at(path, leads_to) and not is_at(link, leads_to):
+                yield f"{link}{path.removeprefix(leads_to)}", path
 
 
 ACCOUNT: Final = "account"
@@ -409,6 +379,44 @@ class Misfit:
     certain: bool = True
 
 
+def choose_queue(resources: Resources, facts: SiteFacts) -> Resources:
+    """Return the resources with the first queue that allows them, if the choice is free (`AUTO`).
+
+    Queues with GPUs come last for a job without any. If none allows them they stay as they are,
+    which `find_misfits` reports.
+    """
+    if resources.queue != AUTO:
+        return resources
+    gpus = resources.gpus_per_node or 0
+
+    def is_dear(name: str) -> bool:
+        return not gpus and (facts.queues[name].gpus_per_node or (0, 0))[1] > 0
+
+    fitting = (
+        name
+        for name in sorted(facts.queues, key=is_dear)
+        if facts.queues[name].runtime_s is not None
+        and not any(misfit for *_, misfit in _compare(resources, name, facts.queues[name]))
+    )
+    return replace(resources, queue=next(fitting, AUTO))
+
+
+def _none_chosen(resources: Resources, facts: SiteFacts) -> Misfit:
+    """Return why `choose_queue` chose none."""
+    if not any(limits.runtime_s for limits in facts.queues.values()):
+        return Misfit(
+            "Queue",
+            f"the site does not report which walltimes its queues allow, as Queue: {AUTO} needs",
+            f"Name one, or several of Slurm's ({', '.join(facts.queues) or 'it lists none'})",
+        )
+    why = [
+        next(misfit.what for *_, misfit in _compare(resources, name, limits) if misfit)
+        for name, limits in facts.queues.items()
+        if limits.runtime_s is not None
+    ]
+    return Misfit("Queue", f"no queue allows this job: {'; '.join(why)}", "Request less")
+
+
 def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
     """Yield the requests that do not fit what the site reports of its accounts and queues."""
     account = resources.account
@@ -419,6 +427,9 @@ def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
             f"you have no account {account!r} there, only {', '.join(facts.accounts)}",
             "Correct MANTIK_COMPUTE_BUDGET_ACCOUNT or the rule's resource slurm_account",
         )
+    if resources.queue == AUTO:
+        yield _none_chosen(resources, facts)
+        return
     if not facts.queues:
         return
     unknown = [queue for queue in resources.queues if queue not in facts.queues]
@@ -433,7 +444,7 @@ def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
         )
     # Slurm starts a job in any of its queues that allows it.
     misfits = [
-        list(_beyond(resources, queue, facts.queues[queue]))
+        [misfit for *_, misfit in _compare(resources, queue, facts.queues[queue]) if misfit]
         for queue in resources.queues
         if queue in facts.queues
     ]
@@ -441,56 +452,15 @@ def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
         yield from (replace(misfit, certain=not unknown) for misfit in misfits[0])
 
 
-def _beyond(resources: Resources, queue: str, limits: QueueLimits) -> Iterator[Misfit]:
-    """Yield the requests that a queue does not allow."""
-    for asked in _limited(resources, limits):
-        low, high = asked.allowed or (asked.number, asked.number)
-        if not low <= asked.number <= high:
-            too_much = asked.number > high
-            limit = f"most {asked.words(high)}" if too_much else f"least {asked.words(low)}"
-            yield Misfit(
-                asked.key,
-                f"{asked.name}: {asked.words(asked.number)} requested; queue {queue} allows at"
-                f" {limit}",
-                f"Request {'less' if too_much else 'more'}, or choose another queue",
-            )
-    for key, name, attribute, value in _chosen(resources):
-        allowed = limits.choices.get(attribute, (value,))
-        if value not in allowed:
-            yield Misfit(
-                key,
-                f"{name} {value!r} requested; queue {queue} allows {', '.join(allowed)}",
-                "Request one of these, or choose another queue",
-            )
-
-
 def unchecked_resources(resources: Resources, limits: QueueLimits) -> list[str]:
     """Return the names of requested resources for which the site reports no limit."""
-    ranges = [asked.name for asked in _limited(resources, limits) if asked.allowed is None]
-    choices = [name for _, name, field, _ in _chosen(resources) if field not in limits.choices]
-    return ranges + choices
+    return [name for name, reported, _ in _compare(resources, "", limits) if not reported]
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A requested amount of a resource.
-
-    Attributes:
-        key: the key of the config's Resources that requests it.
-        name: its name in messages.
-        number: the requested amount.
-        allowed: the range that the queue allows, where the site reports one.
-        words: formats an amount for messages.
-    """
-
-    key: str
-    name: str
-    number: int
-    allowed: tuple[int, int] | None
-    words: Callable[[int], str]
-
-
-def _limited(resources: Resources, limits: QueueLimits) -> Iterator[_Asked]:
+def _compare(
+    resources: Resources, queue: str, limits: QueueLimits
+) -> Iterator[tuple[str, bool, Misfit | None]]:
+    """Yield each request: its name, whether the queue reports a limit, and how it does not fit."""
     cpus, memory = cpus_per_node(resources), resources.memory_mib_per_node
     for key, name, number, allowed, words in (
         ("Runtime", "runtime", resources.runtime_s, limits.runtime_s, humanize_duration),
@@ -499,20 +469,33 @@ def _limited(resources: Resources, limits: QueueLimits) -> Iterator[_Asked]:
         ("MemoryPerNode", "memory", memory, limits.memory_mib_per_node, _memory),
         ("GPUsPerNode", "GPUs per node", resources.gpus_per_node, limits.gpus_per_node, str),
     ):
-        if number is not None:
-            yield _Asked(key, name, number, allowed, words)
-
-
-def _memory(mib: int) -> str:
-    return humanize_size(mib << 20)
-
-
-def _chosen(resources: Resources) -> Iterator[tuple[str, str, str, str]]:
-    """Yield requests whose value is a text: config key, name in messages, attribute, value."""
+        if number is None:
+            continue
+        low, high = allowed or (number, number)
+        too_much = number > high
+        limit = f"most {words(high)}" if too_much else f"least {words(low)}"
+        misfit = Misfit(
+            key,
+            f"{name}: {words(number)} requested; queue {queue} allows at {limit}",
+            f"Request {'less' if too_much else 'more'}, or choose another queue",
+        )
+        yield name, allowed is not None, None if low <= number <= high else misfit
     for key, name, attribute in (
         ("QoS", "QoS", "qos"),
         ("NodeConstraints", "constraint", "constraint"),
         ("Reservation", "reservation", "reservation"),
     ):
         if value := getattr(resources, attribute):
-            yield key, name, attribute, value
+            choices = limits.choices.get(attribute)
+            allows = ", ".join(choices or ())
+            misfit = Misfit(
+                key,
+                f"{name} {value!r} requested; queue {queue} allows {allows}",
+                "Request one of these, or choose another queue",
+            )
+            fits = choices is None or value in choices
+            yield name, choices is not None, None if fits else misfit
+
+
+def _memory(mib: int) -> str:
+    return humanize_size(mib << 20)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.segments import Continuation
-from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
-from snakemake_executor_plugin_mantik.journal import StoredOutput
+from ..jobs.reasons import Reason
+from ..jobs.segments import Continuation
+from ..jobs.spec import Benchmark, OutputFile
+from ..journal import StoredOutput
 
 JobNumber = int | str
 """Snakemake's id of a job in a run: a number, or a UUID for a group."""
@@ -111,6 +111,7 @@ class JobRequest:
         datasets: see `JobSpec.datasets`.
         continuation: how it goes on past its walltime, if it may.
         named: what the jobs of the run name: other new files of the job are undeclared.
+        patience_s: how many seconds it may wait to start before it is withdrawn; None for ever.
     """
 
     number: JobNumber
@@ -145,6 +146,7 @@ class JobRequest:
     datasets: tuple[str, ...] = ()
     continuation: Continuation | None = None
     named: NamedPaths = field(default_factory=NamedPaths, compare=False)
+    patience_s: int | None = None
 
     @property
     def members(self) -> Mapping[str, str]:
@@ -233,6 +235,7 @@ class Outcome:
         site: name of the site at which it ran or was to run; empty if the engine did not get it.
         failed: the members of a group that are known to have failed (`GroupJob.job`).
         stored: its outputs that stay at the site.
+        withdrawn: whether it had not started in time and certainly never will: it has not ended.
     """
 
     number: JobNumber
@@ -245,3 +248,4 @@ class Outcome:
     site: str = ""
     failed: tuple[str, ...] = ()
     stored: tuple[StoredOutput, ...] = ()
+    withdrawn: bool = False

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from snakemake_executor_plugin_mantik.common.errors import (
+from ..common.errors import (
     OutputsLost,
     SiteBusy,
     SiteError,
@@ -16,8 +16,8 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
     TransferError,
 )
-from snakemake_executor_plugin_mantik.config.settings import Timing
-from snakemake_executor_plugin_mantik.sites.base import Entry
+from ..config.settings import Timing
+from ..sites.base import Entry
 
 _T = TypeVar("_T")
 

@@ -7,20 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    JournalError,
-    MantikError,
-    UserError,
-)
-from snakemake_executor_plugin_mantik.jobs.paths import display_path
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
-from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import JobState, Site, SiteFacts
-from snakemake_executor_plugin_mantik.sites.slurm import explain_pending
-from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
-
+from ..common.errors import JournalError, MantikError, SiteRejected, UserError
+from ..jobs.paths import display_path
+from ..jobs.reasons import Reason
+from ..jobs.segments import GO_ON_CODE
+from ..journal import FileRecord, TryRecord, TryState
+from ..sites.base import JobState, Site, SiteFacts
+from ..sites.slurm import explain_pending
+from ..staging.bundle import FileChanged
+from ..staging.local import LocalFile
 from .attempt import Attempt
 from .behind import Behind
 from .cancel import Canceller
@@ -81,7 +76,7 @@ class SiteRunner:
         self._live = LiveCopies(site, self._observer, workflow.workdir, workflow.notify)
         self.watcher = Watcher(
             site, settings, retry, workflow.journal.submitted, asyncio.get_running_loop().time,
-            on_seen=place.lead.saw, on_started=self._started, on_logged=self._live.grown,
+            on_started=self._started, on_logged=self._live.grown,
             on_waiting=self._waiting, on_pending=self._pending,
         )  # fmt: skip
         place.lead.on_deposed(self.watcher.fail)
@@ -121,16 +116,25 @@ class SiteRunner:
                 try of it may still run.
         """
         self._requested += 1
+        slot = asyncio.ensure_future(self._slots.acquire())
         try:
-            async with self._slots:
-                self._running += 1
-                try:
-                    return await self._run(request)
-                finally:
-                    self._running -= 1
-                    self.behind.forget(request)
+            if not self._is_there(request):
+                await slot
+            self._running += 1
+            try:
+                return await self._run(request)
+            finally:
+                self._running -= 1
+                self.behind.forget(request)
         finally:
             self._requested -= 1
+            if not slot.cancel() and not slot.cancelled():
+                self._slots.release()
+
+    def _is_there(self, request: JobRequest) -> bool:
+        """Return whether a job was submitted already: it is watched even if no slot is free."""
+        tries = self._journal.open_tries(*request.jobs)
+        return self.behind.has(request) or any(r.state is not TryState.PLANNED for r in tries)
 
     async def _run(self, request: JobRequest) -> Outcome:
         ahead = await self.behind.take(request)
@@ -180,7 +184,7 @@ class SiteRunner:
             self._live.follow(record, attempt.extras)
             end = await self._submit_and_watch(request, attempt)
         except FileChanged as error:
-            await self.place.look_again(error.path)
+            await self.place.stager.look_again(error.path)
             verdict = Verdict(End.AGAIN, why="its inputs changed while they were being sent")
             if attempt.sent:  # it left no trace, but may still start; `record` is from before
                 sent = replace(record, state=TryState.SUBMITTED, site_jobs=tuple(attempt.ids))
@@ -197,7 +201,10 @@ class SiteRunner:
             await self._live.stop(record)
         if end.exit_code is None:  # another controller may have adopted it and removed its marker
             await self._assure()
-        return await self._conclude(request, attempt, end)
+        verdict, outcome = await self._conclude(request, attempt, end)
+        if outcome is None and attempt.withdrawn:
+            outcome = Outcome(request.number, "", False, withdrawn=True)
+        return verdict, outcome
 
     async def _conclude(
         self, request: JobRequest, attempt: Attempt, end: Evidence
@@ -299,10 +306,11 @@ class SiteRunner:
             if submit:
                 await self._dispatcher.submit(attempt)
             self.behind.submitted(request, attempt)
-            end = await self.watcher.watch(
+            watching = self.watcher.watch(
                 attempt.record, attempt.ids, sent=attempt.sent, live=attempt.live is not None,
                 interrupted=not submit,
             )  # fmt: skip
+            end = await self._wait(request, attempt, watching)
             attempt.ids = list(dict.fromkeys([*attempt.ids, *end.ids]))
             if end.found is not Finding.VANISHED:
                 return end
@@ -310,6 +318,30 @@ class SiteRunner:
             # The directory for claims may have been purged.
             self._dispatcher.purged()
             submit = True
+
+    async def _wait(
+        self, request: JobRequest, attempt: Attempt, watching: "asyncio.Future[Evidence]"
+    ) -> Evidence:
+        """Wait for the end of a try; withdraw it if it has not started in time.
+
+        A segment goes on where its checkpoint is. The end of a try that is withdrawn is noticed as
+        any other, which proves that it has not run.
+        """
+        record, patience_s = attempt.record, request.patience_s
+        if patience_s is None or record.follows:
+            return await watching
+        begun = time.time() if record.after else record.created
+        try:
+            await asyncio.wait([watching], timeout=max(0.0, begun + patience_s - time.time()))
+            if not watching.done() and not self.watcher.has_started(record.id):
+                await self.place.lead.assure()
+                sent = replace(record, site_jobs=tuple(attempt.ids))
+                with suppress(SiteRejected):  # there is no room to revoke it: it waits on
+                    attempt.withdrawn = await self.canceller.withdraw(sent)
+            return await watching
+        except asyncio.CancelledError:
+            watching.cancel()
+            raise
 
     async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
         """Close a try whose outcome Snakemake knows.

@@ -7,26 +7,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
-from snakemake_executor_plugin_mantik.jobs.paths import (
-    KEPT,
-    bundle_path,
-    display_path,
-    nearest,
-)
-from snakemake_executor_plugin_mantik.jobs.spec import InputFile
-from snakemake_executor_plugin_mantik.journal import (
-    MADE,
-    FileLedger,
-    FileRecord,
-    WriteConflict,
-    is_checksum,
-    is_utf8,
-)
-from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
-from snakemake_executor_plugin_mantik.staging.bundle import Fetch, pack
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
-
+from ..common.errors import SiteRejected, UserError
+from ..jobs.paths import KEPT, bundle_path, display_path, nearest
+from ..jobs.spec import InputFile
+from ..journal import MADE, FileLedger, FileRecord, WriteConflict, is_checksum
+from ..sites.base import is_rest_safe
+from ..staging.bundle import Fetch, FileChanged, pack
+from ..staging.local import LocalFile, LocalFiles
 from .compare import Looks, by_directory
 from .messages import stays_message
 from .upload import Share, Uploader
@@ -34,6 +21,8 @@ from .workflow_context import PlaceContext
 
 _NUMBERS = 10**9
 """Size of the range of content numbers of each term."""
+UNSTEADY = 3
+"""How often a source may change during its upload before it is left out."""
 _COMPRESSION = 4
 """Highest expected compression ratio; files that are too large even so are not packed inline."""
 
@@ -63,10 +52,7 @@ class Holdings:
     def __init__(self, place: str, ledger: FileLedger) -> None:
         self._place = place
         self._ledger = ledger
-        # By path: checksum and bundle of the content that is not unpacked yet; one at a time.
-        self._pending: dict[str, tuple[str, str]] = {}
-        for bundle, files in ledger.pending_bundles(place).items():
-            self._pending |= {file.path: (file.sha256, bundle) for file in files}
+        self._uploads: dict[str, asyncio.Task[str]] = {}
 
     def lacking(self, files: Iterable[LocalFile]) -> list[LocalFile]:
         """Return those of `files` that neither the place nor a bundle there has."""
@@ -89,12 +75,15 @@ class Holdings:
 
     def _split_pending(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
         """Return the pending bundles that hold some of the missing files, and the other files."""
-        bundles = [self._pending[file.path][1] for file in missing if self._is_pending(file)]
-        return bundles, [file for file in missing if not self._is_pending(file)]
-
-    def _is_pending(self, file: LocalFile) -> bool:
-        known = self._pending.get(file.path)
-        return known is not None and known[0] == file.sha256
+        bundles, fresh = [], []
+        for file in missing:
+            for bundle, uploaded in self._ledger.bundles_with(self._place, file.path, file.sha256):
+                if uploaded or bundle in self._uploads:
+                    bundles.append(bundle)
+                    break
+            else:
+                fresh.append(file)
+        return bundles, fresh
 
 
 class Stager(Holdings):
@@ -106,12 +95,18 @@ class Stager(Holdings):
 
     Attributes:
         uploader: uploads bundles to the place.
-        sent: the bundles whose upload this run has begun.
         sources: the working directory's sources that it has uploaded, by path.
     """
 
     def __init__(
-        self, at: PlaceContext, *, fetch: Fetch, share: Share, limit: int, term: int = 1
+        self,
+        at: PlaceContext,
+        local: LocalFiles,
+        *,
+        fetch: Fetch,
+        share: Share,
+        limit: int,
+        term: int = 1,
     ) -> None:
         """Make it for a controller that leads the place for the `term`-th time.
 
@@ -121,11 +116,10 @@ class Stager(Holdings):
         super().__init__(at.id, at.workflow.journal.files)
         # Numbers given in earlier terms are unknown: start above them.
         self._floor = _NUMBERS * (term - 1)
+        self._local = local
         self._site, self._retry = at.site, at.retry
         self._uses, self._notify = at.workflow.journal.uses, at.workflow.notify
         self.uploader = Uploader(at, fetch, share, limit)
-        self.sent: set[str] = set()
-        self._uploads: dict[str, asyncio.Task[None]] = {}
         self._old: dict[str, list[FileRecord]] = {}
         self._comparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._distrust()
@@ -140,19 +134,54 @@ class Stager(Holdings):
         self._old = by_directory(self._ledger.remote_files(self._place))
         self._looks = Looks(self._site, self._place, self._retry)
 
-    async def send_sources(self, sources: Sequence[LocalFile]) -> int:
-        """Upload new sources in one bundle; return the number of files in it.
+    async def send_sources(self, paths: Iterable[str]) -> None:
+        """Upload the working directory's sources; keep those uploaded for other site names.
+
+        `paths` are relative to the working directory.
+
+        Raises:
+            MantikError: they cannot be uploaded.
+        """
+        async with self._sending:
+            wanted = dict.fromkeys([*self.sources, *paths])
+            if not self.sources or len(wanted) > len(self.sources):
+                await self._send_sources(wanted)
+
+    async def look_again(self, path: str) -> None:
+        """Read a source again that may have changed: jobs that name it bring the new content."""
+        if path in self.sources:
+            with suppress(UserError):  # it is gone
+                for file in await self._local.look_at([(path, None)], source=True):
+                    self.sources[file.path] = file
+
+    async def _send_sources(self, paths: Iterable[str]) -> None:
+        """Upload the sources, except those that keep changing, such as logs."""
+        left = dict.fromkeys(paths, UNSTEADY)
+        while True:
+            files = await self._local.look_at([(path, None) for path in left], source=True)
+            try:
+                return await self._send(files)
+            except FileChanged as error:
+                left[error.path] -= 1
+                if not left[error.path]:
+                    del left[error.path]
+                    self._notify(
+                        f"Sources: not uploading {display_path(error.path)}, which changes all the"
+                        " time; add it to Exclude in the backend config to silence this line."
+                    )
+
+    async def _send(self, sources: Sequence[LocalFile]) -> None:
+        """Upload new sources in one bundle.
 
         Remove sources that no longer exist here from the site, so that no job imports them, and
         bundles with outdated sources. A source that the command of an open try names stays.
         """
         # Where an output stays at a place, what lies here under its name is no source.
         sources = [f for f in sources if not self._ledger.is_stored(f.path, here=False)]
-        self.sources = {file.path: file for file in sources}
         here = {file.path: file.sha256 for file in sources}
         await self._withdraw(
             bundle
-            for bundle, files in self._ledger.pending_bundles(self._place).items()
+            for bundle, files in self._ledger.uploaded_bundles(self._place).items()
             if any(file.source and here.get(file.path) != file.sha256 for file in files)
         )
         known = self._ledger.remote_files(self._place)
@@ -171,8 +200,8 @@ class Stager(Holdings):
         self._source_bundles = set(pending)
         if fresh:
             self._source_bundles.add(await self._upload(fresh))
+        self.sources = {file.path: file for file in sources}
         self._sources_lost = False
-        return len(fresh)
 
     async def stage(
         self,
@@ -198,7 +227,7 @@ class Stager(Holdings):
         """
         async with self._sending:
             if self._sources_lost:
-                await self.send_sources([*self.sources.values()])
+                await self._send_sources(self.sources)
         await self._withdraw(self._outdated_bundles(files, makes))
         await self.compare(files)
         await self._clear(files, named, free)
@@ -240,7 +269,7 @@ class Stager(Holdings):
 
     async def _find_kept(self) -> None:
         """Compare the kept bundles of earlier runs with the site: centres purge scratch."""
-        kept = [b for b in self._ledger.pending_bundles(self._place) if b.startswith(KEPT)]
+        kept = [b for b in self._ledger.uploaded_bundles(self._place) if b.startswith(KEPT)]
         if kept:
             directory = posixpath.dirname(bundle_path(kept[0]))
             there = await self._retry.listed(lambda: self._site.list(directory))
@@ -313,23 +342,11 @@ class Stager(Holdings):
             await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._place, gone)
 
-    def knows(self, path: str) -> bool:
-        """Return whether something is known to lie at a path, or below it."""
-        found = self._ledger.remote_file(self._place, path)
-        return found is not None or bool(self._ledger.remote_files(self._place, below=path))
-
     def _outdated_bundles(self, files: Sequence[LocalFile], makes: Iterable[str]) -> Iterator[str]:
         """Yield pending bundles with other contents of `files`, or with outputs of the job."""
-        for path, sha256 in (
-            dict.fromkeys(makes, MADE) | {f.path: f.sha256 for f in files}
-        ).items():
+        contents = dict.fromkeys(makes, MADE) | {f.path: f.sha256 for f in files}
+        for path, sha256 in contents.items():
             yield from (conflict.id for conflict in self.conflicts(path, sha256) if conflict.bundle)
-            if sha256 and self._pending.get(path, (sha256,))[0] != sha256:
-                yield self._pending[path][1]
-
-    def carry(self, try_id: str, staged: Staged, makes: Iterable[str]) -> None:
-        """Record that a try is about to be submitted with `staged` and writes to `makes`."""
-        self._ledger.carry(self._place, try_id, staged.carried, makes)
 
     def confirm(self, staged: Staged) -> None:
         """Record that a job has unpacked `staged`."""
@@ -340,24 +357,16 @@ class Stager(Holdings):
                 self._ledger.set_bundle(bundle, "unpacked")
             self._source_bundles.discard(bundle)
         # The job skipped files of which the workspace had newer contents.
-        if files := [f for f in files if not self._ledger.superseded(self._place, f)]:
-            self.made(files)
-
-    def made(self, files: Sequence[FileRecord]) -> None:
-        """Record that a job unpacked or made these files in the workspace."""
-        for file in files:
-            self._pending.pop(file.path, None)
-        self._ledger.set_remote_files(self._place, [f for f in files if is_utf8(f.path)])
+        files = [f for f in files if not self._ledger.superseded(self._place, f)]
+        self._ledger.set_remote_files(self._place, files)
 
     def gone(self, bundles: Sequence[str]) -> None:
         """Record that bundles are gone; their files are uploaded again."""
         for bundle in bundles:
-            self._drop(bundle)
             if bundle in self._source_bundles:
                 self._source_bundles.discard(bundle)
                 self._sources_lost = True
-            # What is left of a kept one goes with those that are not needed any more.
-            self._ledger.set_bundle(bundle, "unpacked" if bundle.startswith(KEPT) else "gone")
+            self._ledger.set_bundle(bundle, "unpacked")
 
     def purged(self) -> None:
         """Note that the workspace has lost files.
@@ -366,23 +375,18 @@ class Stager(Holdings):
         the sources, are uploaded again.
         """
         self._distrust()
-        self.gone(list(self._ledger.pending_bundles(self._place)))
+        self.gone(list(self._ledger.uploaded_bundles(self._place)))
         self._sources_lost = True
 
     def lost(self, paths: Sequence[str]) -> None:
         """Forget the records of these paths and of all paths below them.
 
-        The paths themselves are not pending any more, either: a bundle that held them is unpacked.
+        No bundle brings the paths themselves any more, either: one that held them is unpacked.
         """
         self.uploader.doubt(paths)
-        for path in paths:
-            self._pending.pop(path, None)
-        below = [f.path for p in paths for f in self._ledger.remote_files(self._place, below=p)]
-        self._ledger.forget_remote_files(self._place, [*paths, *below])
+        there = self._ledger.remote_files_at(self._place, paths)
+        self._ledger.forget_remote_files(self._place, [file.path for file in there])
         self._ledger.forget_bundled_files(self._place, paths)
-
-    def _drop(self, bundle: str) -> None:
-        self._pending = {path: p for path, p in self._pending.items() if p[1] != bundle}
 
     async def _withdraw(self, bundles: Iterable[str]) -> None:
         """Remove bundles that hold outdated contents.
@@ -391,6 +395,9 @@ class Stager(Holdings):
         that needs the bundle finds it gone, and is submitted again.
         """
         for bundle in dict.fromkeys(bundles):
+            if bundle in self._uploads:  # what has not come cannot be removed
+                await asyncio.wait([self._uploads[bundle]])
+            await self.uploader.end_imports(bundle)
             self._ledger.landed(bundle)
             self.gone([bundle])
             path = bundle_path(bundle)
@@ -402,27 +409,13 @@ class Stager(Holdings):
         report: Callable[[float], None] | None = None,
         *,
         keep: bool = False,
-    ) -> Awaitable[str]:
-        """Begin to upload one bundle of `files`, and return its end.
-
-        From now on other jobs that need it wait for it.
-        """
+    ) -> asyncio.Task[str]:
+        """Begin to upload one bundle of `files`: other jobs that need it wait for the task."""
         bundle = self.uploader.begin(files, keep=keep)
-        self.sent.add(bundle)
-        self._pending |= {file.path: (file.sha256, bundle) for file in files}
-        self._uploads[bundle] = asyncio.create_task(self.uploader.send(bundle, files, report))
-        return self._uploaded(bundle)
-
-    async def _uploaded(self, bundle: str) -> str:
-        """Wait until a bundle is uploaded."""
-        try:
-            await self._uploads[bundle]
-        except BaseException:
-            self._drop(bundle)
-            raise
-        finally:
-            self._uploads.pop(bundle, None)
-        return bundle
+        task = asyncio.create_task(self.uploader.send(bundle, files, report))
+        self._uploads[bundle] = task
+        task.add_done_callback(lambda _: self._uploads.pop(bundle, None))
+        return task
 
     async def compare(self, files: Sequence[LocalFile]) -> None:
         """Compare the manifest's records from earlier runs with the site, once per directory.
@@ -435,25 +428,23 @@ class Stager(Holdings):
 
     async def _compare(self, directory: str) -> None:
         async with self._comparing[directory]:  # of many jobs the first one does it
-            if (files := self._old.get(directory)) is not None:
-                await self._forget_lost(directory, files)
-
-    async def _forget_lost(self, directory: str, files: Sequence[FileRecord]) -> None:
-        sight = None
-        with suppress(SiteRejected):
-            sight = await self._looks.at(directory, files)
-        lost = [
-            file.path
-            for file in files
-            # Without a look, the scripts of jobs that read stored outputs compare them.
-            if (not file.stored if sight is None else sight.lacks(file))
-            # A file that a job of this run made meanwhile has a newer record.
-            and (now := self._ledger.remote_file(self._place, file.path)) == file
-            and now.modified == file.modified
-        ]
-        self._ledger.forget_remote_files(self._place, lost)
-        if self._old.get(directory) is files:
-            del self._old[directory]
+            if (files := self._old.get(directory)) is None:
+                return
+            sight = None
+            with suppress(SiteRejected):
+                sight = await self._looks.at(directory, files)
+            lost = [
+                file.path
+                for file in files
+                # Without a look, the scripts of jobs that read stored outputs compare them.
+                if (not file.stored if sight is None else sight.lacks(file))
+                # A file that a job of this run made meanwhile has a newer record.
+                and (now := self._ledger.remote_file(self._place, file.path)) == file
+                and now.modified == file.modified
+            ]
+            self._ledger.forget_remote_files(self._place, lost)
+            if self._old.get(directory) is files:
+                del self._old[directory]
 
 
 def _checks(

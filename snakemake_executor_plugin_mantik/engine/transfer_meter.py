@@ -6,7 +6,6 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -14,17 +13,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.humanize import (
-    humanize_count,
-    humanize_duration,
-    humanize_size,
-)
-from snakemake_executor_plugin_mantik.common.state_directory import open_private
-from snakemake_executor_plugin_mantik.jobs.paths import display_path
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
+from ..common.humanize import humanize_count, humanize_duration, humanize_size
+from ..common.state_directory import open_private
+from ..jobs.paths import display_path
+from ..staging.local import LocalFile
 
-_WINDOW_S: Final = 15.0
-"""Seconds that a rate is the mean of."""
+_WINDOW_S: Final = 7.5
+"""Least seconds that a rate is the mean of; mostly twice as many at most."""
 _REPORTED_BYTES: Final = 64 << 20
 """Size from which an upload from this machine is reported; files of other places always are."""
 _REPORT_S: Final = 30.0
@@ -76,25 +71,21 @@ class Transfer:
     def __init__(self, begun: TransferView, clock: Callable[[], float]) -> None:
         self._begun = begun
         self._clock = clock
-        self._samples: deque[tuple[float, int]] = deque()
+        self._moved = begun.moved
+        # When the mean begins, and the next one; with each, what had arrived.
+        self._marks = [(clock(), begun.moved)] * 2
 
     def arrived(self, moved: int) -> None:
         """Note how many bytes have arrived in all; the first time, before it begins."""
         now = self._clock()
-        samples = self._samples
-        while len(samples) > 2 and samples[1][0] <= now - _WINDOW_S:
-            samples.popleft()
-        if len(samples) > 1 and now - samples[-2][0] < _WINDOW_S / 50:
-            samples.pop()  # so that fast ones have few
-        samples.append((now, moved))
+        self._moved = moved
+        if now - self._marks[1][0] >= _WINDOW_S:
+            self._marks = [self._marks[1], (now, moved)]
 
     def view(self) -> TransferView:
         """Return what it is now. Any thread may call this method."""
-        samples = tuple(self._samples)
-        moved = samples[-1][1] if samples else 0
-        rate = None
-        if len(samples) > 1 and moved > samples[0][1]:
-            rate = (moved - samples[0][1]) / max(self._clock() - samples[0][0], 1e-3)
+        moved, (since, before) = self._moved, self._marks[0]
+        rate = (moved - before) / max(self._clock() - since, 1e-3) if moved > before else None
         return replace(self._begun, moved=min(moved, self._begun.size), rate=rate)
 
 
@@ -116,8 +107,7 @@ class TransferMeter:
         self, direction: Direction, site: str, what: str, size: int, moved: int = 0
     ) -> Iterator[Transfer]:
         """Measure a transfer of `size` bytes, `moved` of which have arrived already."""
-        transfer = Transfer(TransferView(direction, site, what, size), self._clock)
-        transfer.arrived(moved)
+        transfer = Transfer(TransferView(direction, site, what, size, moved), self._clock)
         with self._lock:
             self._active[id(transfer)] = transfer
         self._on_begin()

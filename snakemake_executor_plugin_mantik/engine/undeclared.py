@@ -5,11 +5,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.common.humanize import humanize_size
-from snakemake_executor_plugin_mantik.jobs.markers import MOST_NEW, Marker, OutputEntry
-from snakemake_executor_plugin_mantik.jobs.paths import nearest
-from snakemake_executor_plugin_mantik.journal import TryRecord, UndeclaredFile, is_utf8
-
+from ..common.humanize import humanize_size
+from ..jobs.markers import MOST_NEW, Marker, OutputEntry
+from ..jobs.paths import nearest
+from ..journal import TryRecord, UndeclaredFile, is_utf8
 from .compare import is_same_file
 from .request import JobRequest
 from .workflow_context import WorkflowContext
@@ -33,7 +32,7 @@ class UndeclaredFiles:
         Files that jobs of the run name, or that open tries of other runs make, are not among them,
         nor are those of the project that another job has unpacked meanwhile.
         """
-        made = {file.path: file.size for file in marker.files}
+        files, made = self._journal.files, {file.path: file.size for file in marker.files}
         new = [
             entry
             for entry in marker.new
@@ -42,17 +41,17 @@ class UndeclaredFiles:
             and not _is_copied(entry, request, made)
             and (
                 os.path.lexists(self._workdir / entry.path)
-                or not self._is_known(record.place, entry.path)
+                or not (files.is_stored(entry.path) or files.remote_file(record.place, entry.path))
             )
             and not any(  # an open try of another run makes it
                 other.makes and other.id != record.id
-                for other in self._journal.files.conflicts(record.place, entry.path)
+                for other in files.conflicts(record.place, entry.path)
             )
         ]
         here = await asyncio.to_thread(lambda: [_look_at(self._workdir / e.path, e) for e in new])
         stay = [entry for entry, state in zip(new, here, strict=True) if not state]
         kept = [entry for entry, state in zip(new, here, strict=True) if state == "other"]
-        self._journal.files.add_undeclared(
+        files.add_undeclared(
             UndeclaredFile(
                 entry.path, record.place, entry.size, (entry.modified_ns or 0) / 1e9, entry.mode,
                 record.name,
@@ -74,10 +73,6 @@ class UndeclaredFiles:
                 f"{record.name}: at {record.site} it has written files that no rule declares, and"
                 f" you have others under their names here: {_names(kept)}. Yours were kept."
             )
-
-    def _is_known(self, place: str, path: str) -> bool:
-        files = self._journal.files
-        return files.is_stored(path) or files.remote_file(place, path) is not None
 
 
 def _is_copied(entry: OutputEntry, request: JobRequest, made: Mapping[str, int]) -> bool:

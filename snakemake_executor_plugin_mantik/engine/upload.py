@@ -19,7 +19,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import (
+from ..common.errors import (
     MantikError,
     OutputsLost,
     SiteBusy,
@@ -28,17 +28,11 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
     UserError,
 )
-from snakemake_executor_plugin_mantik.jobs.paths import (
-    KEPT,
-    bundle_path,
-    display_path,
-    imported_path,
-)
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, SharedFile
-from snakemake_executor_plugin_mantik.staging.bundle import Bundle, ContentDiffers, Fetch, compress
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
-
+from ..jobs.paths import KEPT, bundle_path, display_path, imported_path
+from ..jobs.reasons import Reason
+from ..sites.base import JobState, Phase, SharedFile
+from ..staging.bundle import Bundle, ContentDiffers, Fetch, compress
+from ..staging.local import LocalFile
 from .site_retry import TRANSIENT
 from .transfer_meter import WAYS, Direction
 from .workflow_context import PlaceContext
@@ -63,13 +57,17 @@ Share = Callable[[LocalFile], Awaitable[SharedFile | None]]
 """Lets servers read a file of another place; None if its site has no way to."""
 
 
-def may_import(size: int, source_api: str, target_api: str) -> bool:
-    """Return whether a site's server may be able to fetch a file of `size` bytes from another's.
+def _is_large(file: LocalFile) -> bool:
+    return file.size >= IMPORT_BYTES
+
+
+def may_import(file: LocalFile, source_api: str, target_api: str) -> bool:
+    """Return whether a site's server may be able to fetch a file from another's.
 
     The APIs are `unicore` or `firecrest`. A firecREST site needs an object store to let others read
     its files. Those of a UNICORE server only UNICORE servers can read that it trusts.
     """
-    return size >= IMPORT_BYTES and (source_api == "firecrest" or target_api == "unicore")
+    return _is_large(file) and (source_api == "firecrest" or target_api == "unicore")
 
 
 class _ImportFailed(Exception):  # noqa: N818 - a plain name
@@ -81,175 +79,6 @@ class _ImportFailed(Exception):  # noqa: N818 - a plain name
     def __init__(self, reason: str, failures: int = 1) -> None:
         super().__init__(reason)
         self.failures = failures
-
-
-class Importer:
-    """Lets the site of one place import files. Belongs to the event loop's thread."""
-
-    def __init__(self, at: PlaceContext, share: Share) -> None:
-        self._site, self._retry = at.site, at.retry
-        self._ledger = at.workflow.journal.files
-        self._notify, self._meter = at.workflow.notify, at.workflow.meter
-        self._share = share
-        # By place: one that is away holds up no other.
-        self._importing: defaultdict[str, asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(_IMPORTS_AT_ONCE)
-        )
-        # By place, the imports that failed since one succeeded. Paths and checksums of what was
-        # imported in this run, and of that what a job did not find as it should be.
-        self._failures: Counter[str] = Counter()
-        self._imported: set[tuple[str, str]] = set()
-        self._doubted: set[tuple[str, str]] = set()
-
-    async def bring(self, bundle: str, files: Sequence[LocalFile]) -> dict[str, str]:
-        """Import the large ones of `files`, all of one other place, into a bundle's directory.
-
-        Return the names of those that are there, by path.
-        """
-        large = [file for file in files if file.size >= IMPORT_BYTES]
-        names = await asyncio.gather(*(self._bring(bundle, file) for file in large))
-        return {file.path: name for file, name in zip(large, names, strict=True) if name}
-
-    def doubt(self, paths: Collection[str]) -> None:
-        """Import the present contents of these paths no more: a job has not found them.
-
-        They may be others at their place: streaming finds out where they changed.
-        """
-        self._doubted |= {content for content in self._imported if content[0] in paths}
-
-    async def _bring(self, bundle: str, file: LocalFile) -> str:
-        """Return the name of an imported file; empty if it must come in another way."""
-        if (file.path, file.sha256) in self._doubted:
-            return ""
-        async with self._importing[file.stored]:
-            begun = self._ledger.find_import(bundle, file.path, self._site.name)
-            if begun is None and self._failures[file.stored] >= _MOST_FAILURES:
-                return ""
-            try:
-                begun = begun or await self._begin_import(bundle, file)
-                if begun is None:
-                    self._failures[file.stored] = _MOST_FAILURES
-                    return ""
-                await self._finish(bundle, file, *begun)
-            except (_ImportFailed, MantikError) as error:
-                if isinstance(error, _ImportFailed):
-                    self._failures[file.stored] += error.failures
-                self._ledger.forget_import(bundle, file.path)
-                self._notify(
-                    f"Site {self._site.name} cannot fetch {display_path(file.path)} from the other"
-                    f" site's server; it comes {WAYS[Direction.MOVE]}. {str(error).rstrip('.')}."
-                )
-                return ""
-        self._failures[file.stored] = 0
-        self._imported.add((file.path, file.sha256))
-        return begun[0]
-
-    async def end_imports(self, bundle: str) -> None:
-        """End the imports to a bundle that nobody needs any more, as far as the site answers."""
-        for import_id in self._ledger.import_ids(bundle, self._site.name):
-            with suppress(SiteError):
-                await self._site.end_import(import_id)
-
-    async def _begin_import(self, bundle: str, file: LocalFile) -> tuple[str, str] | None:
-        """Begin an import; return the file's name and the import's id, or None if there is no way.
-
-        The id is empty if the site's answer was lost: the import may have begun.
-
-        Raises:
-            _ImportFailed: the site refuses it.
-            MantikError: the file, or a directory for it, cannot be had.
-        """
-        shared = await self._share(file)
-        if shared is None:
-            return None
-        name = str(uuid.uuid4())
-        path = imported_path(bundle, name)
-        await self._retry(lambda: self._site.make_directory(path.rpartition("/")[0]))
-        self._ledger.set_import(bundle, file.path, name, self._site.name, "")
-        try:
-            import_id = await self._retry(
-                lambda: self._site.start_import(shared, path), (SiteBusy, SiteUnauthorized)
-            )
-        except SiteUnreachable:
-            return name, ""
-        except SiteError as error:
-            raise _ImportFailed(str(error)) from error
-        if import_id is None:
-            self._ledger.forget_import(bundle, file.path)
-            return None
-        self._ledger.set_import(bundle, file.path, name, self._site.name, import_id)
-        return name, import_id
-
-    async def _finish(self, bundle: str, file: LocalFile, name: str, import_id: str) -> None:
-        """Wait until an import has brought the whole file.
-
-        If this is cancelled, the import goes on, and the next run finds it.
-
-        Raises:
-            _ImportFailed: it has not.
-            MantikError: the site refuses to say.
-        """
-        path = imported_path(bundle, name)
-        there = await self._size(path) / file.size
-        with self._meter.report(
-            [file], self._site.name, Direction.IMPORT, self._notify, there
-        ) as arrived:
-            state = await self._end_of(import_id, path, file, arrived)
-        if import_id:
-            with suppress(SiteError):
-                await self._site.end_import(import_id)
-        if state.phase is Phase.UNKNOWN or state.reason is Reason.SUCCESS:
-            if await self._is_whole(path, file):
-                return
-            failed = _ImportFailed("Not all of it is there")
-        elif state.phase is Phase.ENDED:
-            failed = _ImportFailed(state.detail)
-        else:  # to wait for another one would take as long
-            reason = f"Nothing of it has come for {_STALLED_S:.0f} s"
-            failed = _ImportFailed(reason, _MOST_FAILURES)
-        with suppress(SiteError):
-            await self._site.remove(path)
-        raise failed
-
-    async def _end_of(
-        self, import_id: str, path: str, file: LocalFile, arrived: Callable[[float], None]
-    ) -> JobState:
-        """Return the state of an import that has ended, is unknown, or does not go on any more."""
-        clock = asyncio.get_running_loop().time
-        pause, size, since = _FIRST_LOOK_S, 0, clock()
-        while True:
-            await asyncio.sleep(pause)
-            state = JobState(Phase.UNKNOWN)
-            if import_id:
-                try:
-                    state = await self._site.import_state(import_id)
-                except TRANSIENT:  # what has come counts
-                    state = JobState(Phase.RUNNING)
-            if state.phase is Phase.ENDED:
-                return state
-            if (now := await self._size(path)) > size:
-                size, since = now, clock()
-                arrived(min(size / file.size, 1.0))
-            still = clock() - since
-            if state.phase is Phase.UNKNOWN and (size >= file.size or still > _UNSEEN_S):
-                return state
-            if still > _STALLED_S:
-                return state
-            pause = min(pause * 1.5, _LONGEST_LOOK_S)
-
-    async def _is_whole(self, path: str, file: LocalFile) -> bool:
-        """Check the size of an imported file, which a file system may show late."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + _VISIBLE_S
-        while await self._size(path) != file.size:
-            if clock() > until:
-                return False
-            await asyncio.sleep(_FIRST_LOOK_S)
-        return True
-
-    async def _size(self, path: str) -> int:
-        entry = await self._retry(lambda: self._site.stat(path))
-        return 0 if entry is None else entry.size
 
 
 _PARTS_AT_ONCE: Final = 3
@@ -269,8 +98,8 @@ _WORKER: Final = ThreadPoolExecutor(1, "mantik-compress")
 """One thread for all parts: the C library keeps the memory of each thread that held one."""
 
 
-class Uploader(Importer):
-    """Uploads bundles to one place. Belongs to the event loop's thread.
+class Uploader:
+    """Uploads bundles to one place, and lets its site import. Belongs to the event loop's thread.
 
     Of the bundles that are larger than one part, one at a time is sent from this machine, and one
     from each other place.
@@ -278,33 +107,44 @@ class Uploader(Importer):
 
     def __init__(self, at: PlaceContext, fetch: Fetch, share: Share, limit: int) -> None:
         """Make it; see `Stager`."""
-        super().__init__(at, share)
-        self._place = at.id
-        self._journal = at.workflow.journal
-        self._fetch = fetch
+        self._place, self._site, self._retry = at.id, at.site, at.retry
+        self._journal, self._ledger = at.workflow.journal, at.workflow.journal.files
+        self._notify, self._meter = at.workflow.notify, at.workflow.meter
+        self._fetch, self._share = fetch, share
         self._part_bytes = int(limit * _PLAIN_SHARE)
         self._slots = asyncio.Semaphore(_PARTS_AT_ONCE)
+        # By place, as one that is away holds up no other.
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._importing: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(_IMPORTS_AT_ONCE)
+        )
+        # By place, the imports that failed since one succeeded. Paths and checksums of what was
+        # imported in this run, and of that what a job did not find as it should be.
+        self._failures: Counter[str] = Counter()
+        self._imported: set[tuple[str, str]] = set()
+        self._doubted: set[tuple[str, str]] = set()
 
     def begin(self, files: Sequence[LocalFile], *, keep: bool = False) -> str:
         """Return the bundle for `files`: one that is at the site in part already, or a new one.
 
         With `keep` it is one that stays until a job unpacks it, also when a run ends.
         """
-        prefix = KEPT if keep else ""
-        found = self._ledger.unfinished_upload(self._place, self._digest(files), prefix)
-        return found or f"{prefix or f'{self._journal.bucket(self._place)}/'}{uuid.uuid4()}"
-
-    def _digest(self, files: Sequence[LocalFile]) -> str:
-        contents = [(file.path, file.size, file.sha256, file.stored) for file in files]
-        return hashlib.sha256(repr((self._part_bytes, contents)).encode()).hexdigest()
+        records = [file.record for file in files]
+        contents = self._part_bytes, [(file.record, file.stored) for file in files]
+        digest = hashlib.sha256(repr(contents).encode()).hexdigest()
+        prefix = KEPT if keep else f"{self._journal.bucket(self._place)}/"
+        bundle = self._ledger.find_begun(self._place, digest, KEPT if keep else "")
+        bundle = bundle or f"{prefix}{uuid.uuid4()}"
+        self._ledger.begin_bundle(self._place, bundle, digest, records)
+        return bundle
 
     async def send(
         self, bundle: str, files: Sequence[LocalFile], report: Callable[[float], None] | None = None
-    ) -> None:
-        """Upload a bundle of files, all of this machine or all of one other place, and record it.
+    ) -> str:
+        """Upload a bundle that has begun, of files all of this machine or all of one other place.
 
-        `report` is called with the share that has been uploaded, from 0 to 1, again and again.
+        Return the bundle. `report` is called with the share that has been uploaded, from 0 to 1,
+        again and again.
 
         Raises:
             FileChanged: a local file has changed or vanished since it was examined.
@@ -317,7 +157,7 @@ class Uploader(Importer):
             try:
                 await self._attempt(bundle, files, report or (lambda _: None))
             except ContentDiffers as error:
-                self._ledger.forget_upload(bundle)
+                self._ledger.send_again(bundle)
                 found[error.found] += 1
                 if found[error.found] == _ATTEMPTS or found.total() == _MOST_ATTEMPTS:
                     raise OutputsLost(error.what, where=error.where, do=error.do) from error
@@ -328,21 +168,16 @@ class Uploader(Importer):
                     do="Check that it is readable and start again: running jobs are reattached",
                 ) from error
             else:
-                break
-        self._ledger.add_bundle(self._place, bundle, [file.record for file in files])
+                self._ledger.set_bundle(bundle, "uploaded")
+                return bundle
 
     async def _attempt(
         self, bundle: str, files: Sequence[LocalFile], report: Callable[[float], None]
     ) -> None:
-        path, source, digest = bundle_path(bundle), files[0].stored, self._digest(files)
-        again = self._ledger.unfinished_upload(self._place, digest) == bundle
+        path, source = bundle_path(bundle), files[0].stored
         # A directory has room for imports, and may be there even if none of them succeeds.
-        whole_file = not source or all(file.size < IMPORT_BYTES for file in files)
-        imported = {}
-        if not whole_file:
-            if not again:  # recorded, so that it is found again
-                self._ledger.set_upload(self._place, bundle, digest, 0, 0)
-            imported = await self.bring(bundle, files)
+        whole_file = not source or not any(map(_is_large, files))
+        imported = {} if whole_file else await self.bring(bundle, files)
         tar = await asyncio.to_thread(Bundle, files, imported)
         streamed = [file for file in files if file.path not in imported]
         report_all = partial(
@@ -357,13 +192,13 @@ class Uploader(Importer):
             return
         async with self._turns[source]:
             count = -(-tar.size // self._part_bytes)
-            sent = await self._sent(bundle, tar.size, count) if again else 0
+            sent = await self._sent(bundle, tar.size, count)
             with report_all(sent / count) as arrived:
 
                 def landed(parts: int) -> None:
                     arrived(parts / count)
                     report(parts / count)
-                    self._ledger.set_upload(self._place, bundle, digest, tar.size, parts)
+                    self._ledger.set_sent(bundle, tar.size, parts)
 
                 landed(sent)
                 parts = _cut(tar.read(self._fetch, sent * self._part_bytes), self._part_bytes)
@@ -375,12 +210,15 @@ class Uploader(Importer):
 
         Remove the parts of an earlier attempt that imported other files.
         """
-        known = self._ledger.parts_sent(bundle, size)
+        begun, known = self._ledger.sent(bundle)
+        if not begun:
+            return 0
         path = bundle_path(bundle)
         there = await self._retry.listed(lambda: self._site.list(path))
         for name in there:
             if _PART in name and not name.endswith(_part_name(0, count)[-_PART_DIGITS:]):
                 await self._retry(lambda name=name: self._site.remove(f"{path}/{name}"))  # type: ignore[misc]
+        known = known if begun == size else 0
         gone = (n for n in range(known) if _part_name(n, count) not in there)
         return next(gone, known)
 
@@ -426,6 +264,154 @@ class Uploader(Importer):
 
     async def _put(self, path: str, content: bytes) -> None:
         await self._retry.found(lambda: self._site.put(path, content))
+
+    # Imports
+
+    async def bring(self, bundle: str, files: Sequence[LocalFile]) -> dict[str, str]:
+        """Import the large ones of `files`, all of one other place, into a bundle's directory.
+
+        Return the names of those that are there, by path.
+        """
+        large = [*filter(_is_large, files)]
+        names = await asyncio.gather(*(self._bring(bundle, file) for file in large))
+        return {file.path: name for file, name in zip(large, names, strict=True) if name}
+
+    def doubt(self, paths: Collection[str]) -> None:
+        """Import the present contents of these paths no more: a job has not found them.
+
+        They may be others at their place: streaming finds out where they changed.
+        """
+        self._doubted |= {content for content in self._imported if content[0] in paths}
+
+    async def _bring(self, bundle: str, file: LocalFile) -> str:
+        """Return the name of an imported file; empty if it must come in another way."""
+        if (file.path, file.sha256) in self._doubted:
+            return ""
+        async with self._importing[file.stored]:
+            begun = self._ledger.imports(bundle, self._site.name).get(file.path)
+            if begun is None and self._failures[file.stored] >= _MOST_FAILURES:
+                return ""
+            try:
+                begun = begun or await self._begin_import(bundle, file)
+                if begun is None:
+                    self._failures[file.stored] = _MOST_FAILURES
+                    return ""
+                await self._finish(bundle, file, *begun)
+            except (_ImportFailed, MantikError) as error:
+                if isinstance(error, _ImportFailed):
+                    self._failures[file.stored] += error.failures
+                self._ledger.set_import(bundle, file.path)
+                self._notify(
+                    f"Site {self._site.name} cannot fetch {display_path(file.path)} from the other"
+                    f" site's server; it comes {WAYS[Direction.MOVE]}. {str(error).rstrip('.')}."
+                )
+                return ""
+        self._failures[file.stored] = 0
+        self._imported.add((file.path, file.sha256))
+        return begun[0]
+
+    async def end_imports(self, bundle: str) -> None:
+        """End the imports to a bundle that nobody needs any more, as far as the site answers."""
+        for _, import_id in self._ledger.imports(bundle, self._site.name).values():
+            with suppress(SiteError):
+                if import_id:
+                    await self._site.end_import(import_id)
+
+    async def _begin_import(self, bundle: str, file: LocalFile) -> tuple[str, str] | None:
+        """Begin an import; return the file's name and the import's id, or None if there is no way.
+
+        The id is empty if the site's answer was lost: the import may have begun.
+
+        Raises:
+            _ImportFailed: the site refuses it.
+            MantikError: the file, or a directory for it, cannot be had.
+        """
+        shared = await self._share(file)
+        if shared is None:
+            return None
+        name = str(uuid.uuid4())
+        path = imported_path(bundle, name)
+        await self._retry(lambda: self._site.make_directory(path.rpartition("/")[0]))
+        self._ledger.set_import(bundle, file.path, name, self._site.name, "")
+        try:
+            import_id = await self._retry(
+                lambda: self._site.start_import(shared, path), (SiteBusy, SiteUnauthorized)
+            )
+        except SiteUnreachable:
+            return name, ""
+        except SiteError as error:
+            raise _ImportFailed(str(error)) from error
+        if import_id is None:
+            self._ledger.set_import(bundle, file.path)
+            return None
+        self._ledger.set_import(bundle, file.path, name, self._site.name, import_id)
+        return name, import_id
+
+    async def _finish(self, bundle: str, file: LocalFile, name: str, import_id: str) -> None:
+        """Wait until an import has brought the whole file.
+
+        If this is cancelled, the import goes on, and the next run finds it.
+
+        Raises:
+            _ImportFailed: it has not.
+            MantikError: the site refuses to say.
+        """
+        path, failed = imported_path(bundle, name), None
+        there = await self._size(path) / file.size
+        with self._meter.report(
+            [file], self._site.name, Direction.IMPORT, self._notify, there
+        ) as arrived:
+            try:
+                await self._wait(import_id, path, file, arrived)
+            except _ImportFailed as error:
+                failed = error
+        with suppress(SiteError):
+            if import_id:
+                await self._site.end_import(import_id)
+        if failed is not None:
+            with suppress(SiteError):
+                await self._site.remove(path)
+            raise failed
+
+    async def _wait(
+        self, import_id: str, path: str, file: LocalFile, arrived: Callable[[float], None]
+    ) -> None:
+        """Wait until all of an imported file is there.
+
+        Raises:
+            _ImportFailed: the import has ended without that, or does not go on any more.
+        """
+        clock = asyncio.get_running_loop().time
+        pause, size, since, over = _FIRST_LOOK_S, 0, clock(), False
+        while True:
+            await asyncio.sleep(pause)
+            state = JobState(Phase.UNKNOWN)
+            if import_id and not over:
+                try:
+                    state = await self._site.import_state(import_id)
+                except TRANSIENT:  # what has come counts
+                    state = JobState(Phase.RUNNING)
+            if state.phase is Phase.ENDED:
+                if state.reason is not Reason.SUCCESS:
+                    raise _ImportFailed(state.detail)
+                over, since = True, clock()  # the file system may show it late
+            if (now := await self._size(path)) > size:
+                size, since = now, clock()
+                arrived(min(size / file.size, 1.0))
+            unknown = over or state.phase is Phase.UNKNOWN
+            if unknown and now == file.size:
+                return
+            still = clock() - since
+            if unknown and still > (_VISIBLE_S if over else _UNSEEN_S):
+                raise _ImportFailed("Not all of it is there")
+            if still > _STALLED_S:  # to wait for another one would take as long
+                reason = f"Nothing of it has come for {_STALLED_S:.0f} s"
+                raise _ImportFailed(reason, _MOST_FAILURES)
+            pause = _FIRST_LOOK_S if over else min(pause * 1.5, _LONGEST_LOOK_S)
+
+    async def _size(self, path: str) -> int:
+        entry = await self._retry(lambda: self._site.stat(path))
+        return 0 if entry is None else entry.size
 
 
 def _part_name(number: int, count: int) -> str:

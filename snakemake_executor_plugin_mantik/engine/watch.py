@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from snakemake_executor_plugin_mantik.common.errors import (
+from ..common.errors import (
     SiteBusy,
     SiteError,
     SiteNotFound,
@@ -22,12 +22,11 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.jobs.paths import LIVE
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Site
-
+from ..config.settings import SiteSettings
+from ..jobs.paths import LIVE
+from ..jobs.reasons import Reason
+from ..journal import TryRecord
+from ..sites.base import Entry, JobState, Phase, Site
 from .evidence import (
     LOOK,
     UNKNOWN,
@@ -138,7 +137,6 @@ class Watcher:
         on_found: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
-        on_seen: Callable[[str, Iterable[Entry]], None] = lambda _, __: None,
         on_started: Callable[[TryRecord, bool], None] = lambda _, __: None,
         on_logged: Callable[[TryRecord, int], None] = lambda _, __: None,
         on_waiting: Callable[[TryRecord, str], None] = lambda _, __: None,
@@ -147,18 +145,16 @@ class Watcher:
         """Make a watcher, which looks at the site as long as tries are watched.
 
         It calls `on_found` with a try's id and a job id of the site that was found for it;
-        `on_seen` with each listed directory of claims and its entries; `on_started` with a try when
-        it is first seen to run, and whether it began since it was watched or submitted; `on_logged`
-        at each look with each try that logs live, and the bytes logged; `on_waiting` whenever the
-        scheduler's reason changes why a try cannot start, which is empty if it only waits its turn,
-        or has started; `on_pending` whenever the reason changes why it has not started, its turn
-        among the reasons, or the start that the scheduler expects.
+        `on_started` with a try when it is first seen to run, and whether it began since it was
+        watched or submitted; `on_logged` at each look with each try that logs live, and the bytes
+        logged; `on_waiting` whenever the scheduler's reason changes why a try cannot start, which
+        is empty if it only waits its turn, or has started; `on_pending` whenever the reason changes
+        why it has not started, its turn among the reasons, or the start that the scheduler expects.
         """
         self._site = site
         self._on_logged = on_logged
         self._on_started = on_started
         self._on_waiting = on_waiting
-        self._on_seen = on_seen
         self._settings = settings
         self._retry = retry
         self._clock = clock
@@ -240,6 +236,11 @@ class Watcher:
         watched.future.cancel()
         return watched.claimed
 
+    def has_started(self, try_id: str) -> bool:
+        """Return whether a try is watched that has been seen to run."""
+        watched = self._watched.get((try_id, False))
+        return watched is not None and watched.claimed
+
     def drop(self, watched: Watched) -> None:
         """Stop watching, unless it has been watched anew since a failure."""
         if self._watched.get(watched.key) is watched:
@@ -312,7 +313,6 @@ class Watcher:
             try:
                 entries = await list_claims(self._site, self._retry, directory)
                 self._see(bucket, entries)
-                self._on_seen(directory, entries.values())
             except SiteError as error:
                 failed = error
         if failed is not None:

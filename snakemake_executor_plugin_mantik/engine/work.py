@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
-
+from ..sites.base import Site, SiteFacts
 from .fetch import Fetcher
 from .observer import Observer
 from .place import Place, Places

@@ -2,13 +2,13 @@
 
 import os
 import platform
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Site
-
+from ..journal import Journal, TryRecord
+from ..sites.base import Site
 from .site_retry import SiteRetry
 from .transfer_meter import TransferMeter
 
@@ -40,7 +40,8 @@ class WorkflowContext:
     @property
     def about(self) -> str:
         """Describe this controller to people, here and in leases: directory, host and process."""
-        return f"{self.workdir} on {platform.node()}, process {os.getpid()}"
+        since = time.strftime("%Y-%m-%d %H:%M %Z")
+        return f"{self.workdir} on {platform.node()}, process {os.getpid()}, since {since}"
 
 
 @dataclass(frozen=True)

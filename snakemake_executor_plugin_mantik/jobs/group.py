@@ -54,63 +54,36 @@ class GroupMember:
 
 
 @dataclass(frozen=True)
-class GroupTeam:
-    """Members that start at the same time; most teams have only one.
-
-    Attributes:
-        needs: numbers of the members that must succeed first.
-        takes: the team's share of each limit, in the order of the limits.
-    """
-
-    needs: tuple[int, ...] = ()
-    takes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class TemporaryFile:
-    """A file or directory that is removed when its readers have succeeded, or the group ends.
-
-    Attributes:
-        path: relative to the workspace.
-        readers: numbers of the members that make and read it.
-    """
-
-    path: str
-    readers: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class GroupProgram:
     """Everything that the script of a group is made from.
 
     Attributes:
-        members, teams: in the order of their numbers.
+        members: in the order of their numbers.
+        teams: members that start at the same time; most have only one. For each, the numbers of the
+            members that must succeed first, and its share of each limit, in the order of these.
         report: file that lists the members that failed by themselves: number and exit code, one
             member a line.
         limits: what the teams that run at the same time may take together, CPUs first; a team that
             takes more runs alone.
         pipes: named pipes between members.
-        temporary: files and directories to remove.
+        temporary: files and directories that are removed when their readers have succeeded, or the
+            group ends: paths, and the numbers of the members that make and read them.
         keep_going: whether members that do not depend on a failed one still start.
         service_wait_s: seconds that a service has to make its output.
     """
 
     members: Sequence[GroupMember]
-    teams: Sequence[GroupTeam]
+    teams: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
     report: str
     limits: tuple[int, ...]
     pipes: tuple[str, ...] = ()
-    temporary: tuple[TemporaryFile, ...] = ()
+    temporary: tuple[tuple[str, tuple[int, ...]], ...] = ()
     keep_going: bool = False
     service_wait_s: int = 5
 
 
 def render_group(group: GroupProgram) -> str:
-    """Write the bash script of a group; the same group gives the same script.
-
-    Raises:
-        UserError: for text that no script can hold (`jobs.script.render_script`).
-    """
+    """Write the bash script of a group; the same group gives the same script."""
     members, teams = group.members, group.teams
     numbers = range(len(members))
     arrays = {
@@ -119,19 +92,19 @@ def render_group(group: GroupProgram) -> str:
         "team": _numbers(member.team for member in members),
         "service": _numbers(int(member.service) for member in members),
         "followers": _words(
-            _numbers(n for n, team in enumerate(teams) if number in team.needs)
+            _numbers(n for n, (needs, _) in enumerate(teams) if number in needs)
             for number in numbers
         ),
         "members": _words(
             _numbers(n for n, member in enumerate(members) if member.team == number)
             for number in range(len(teams))
         ),
-        "awaits": _numbers(len(team.needs) for team in teams),
-        "takes": _words(_numbers(team.takes) for team in teams),
+        "awaits": _numbers(len(needs) for needs, _ in teams),
+        "takes": _words(_numbers(takes) for _, takes in teams),
         "limit": _numbers(group.limits),
         "pipes": quote_paths(group.pipes),
-        "temporary": quote_paths(temporary.path for temporary in group.temporary),
-        "readers": _words(_numbers(temporary.readers) for temporary in group.temporary),
+        "temporary": quote_paths(path for path, _ in group.temporary),
+        "readers": _words(_numbers(readers) for _, readers in group.temporary),
     }
     return "\n".join(
         [

@@ -18,10 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, cast, get_args
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError
-
+from ..common.errors import TransferError
+from .packs import MOST_ENTRIES, TarDamaged, read_tar
 from .paths import UP
-from .tar_reader import MOST_ENTRIES, TarDamaged, read_tar
 
 MARKER_LIMIT: Final = 256 << 20
 """Maximum size of an unpacked marker in bytes; scripts make far smaller ones."""
@@ -42,7 +41,7 @@ _FIELDS = 8
 FilePlace = Literal["marker", "archive", "alone", "stored", "none"]
 
 
-class MarkerInvalid(MantikError):  # noqa: N818 - reads as what it says
+class MarkerInvalid(TransferError):  # noqa: N818 - reads as what it says
     """The marker is truncated, damaged or another try's; read it again."""
 
 
@@ -144,7 +143,6 @@ class Marker:
         return tuple(e for e in self.files if f"{e.path}/".startswith(below))
 
     def without(self, entries: Iterable[OutputEntry]) -> "Marker":
-        """Return the marker without some of its `files`."""
         gone = frozenset(entries)
         return replace(self, files=tuple(e for e in self.files if e not in gone))
 
@@ -200,7 +198,8 @@ def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, by
             continue
         name = entry.path if entry.path.startswith("/") else f"./{entry.path}"
         data = _member(members, name)
-        if len(data) != entry.size or not _agrees(data, entry.sha256):
+        sha256 = entry.sha256 and hashlib.sha256(data).hexdigest()
+        if len(data) != entry.size or sha256 != entry.sha256:
             raise _invalid(f"its copy of {entry.path!r} differs from the file")
         small[entry.path] = data
     return replace(
@@ -238,10 +237,9 @@ def _members(content: bytes) -> dict[str, bytes]:
 
 
 def _member(members: Mapping[str, bytes], name: str) -> bytes:
-    try:
-        return members[name]
-    except KeyError:
-        raise _invalid(f"it lacks {name!r}") from None
+    if name not in members:
+        raise _invalid(f"it lacks {name!r}")
+    return members[name]
 
 
 def _meta(data: bytes) -> dict[str, str]:
@@ -260,18 +258,14 @@ def _entries(data: bytes) -> tuple[OutputEntry, ...]:
 
 def _entry(fields: list[str]) -> OutputEntry:
     place, kind, size, mode, sha256, target, time, path = fields
-    known = place in get_args(FilePlace) and kind in ("f", "d", "l")
+    known = place in get_args(FilePlace) and kind in ("f", "d", "l") and _MODE.fullmatch(mode)
     if not known or not _is_number(size) or (kind == "f") == (place == "none"):
         raise _invalid(f"its record of {path!r} makes no sense")
-    try:
-        bits = int(mode, 8)
-    except ValueError as error:
-        raise _invalid(f"its record of {path!r} makes no sense") from error
     return OutputEntry(
         path=path,
         type=cast(Literal["f", "d", "l"], kind),
         size=int(size),
-        mode=bits,
+        mode=int(mode, 8),
         sha256=sha256,
         place=cast(FilePlace, place),
         target=target,
@@ -316,10 +310,6 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _agrees(data: bytes, sha256: str) -> bool:
-    return not sha256 or hashlib.sha256(data).hexdigest() == sha256
-
-
 def _number(meta: Mapping[str, str], key: str) -> int:
     value = meta.get(key, "")
     if not _is_number(value):
@@ -330,8 +320,8 @@ def _number(meta: Mapping[str, str], key: str) -> int:
 def _seconds(meta: Mapping[str, str], key: str) -> float:
     try:
         seconds = float(meta.get(key, ""))
-    except ValueError as error:
-        raise _invalid(f"its {key} is no time") from error
+    except ValueError:
+        seconds = _LATEST_S
     if not abs(seconds) < _LATEST_S:
         raise _invalid(f"its {key} is no time")
     return seconds

@@ -123,6 +123,11 @@ class TryPaths:
         """Standard output and standard error of the try, together."""
         return f"{self.work}/log"
 
+    @property
+    def asked(self) -> str:
+        """The directory of the commands that run beside the job (`heartbeat.sh`)."""
+        return f"{self.work}/exec"
+
     def piece(self, start: int) -> str:
         """Return the path of the piece of logged data that begins at `start` (`live.sh`)."""
         return f"{self.work}/live/piece.{start}"

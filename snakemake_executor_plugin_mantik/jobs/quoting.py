@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
+from ..common.errors import UserError
 
 _BACKQUOTES: Final = r"`(?:[^`\\]|\\.)*`"
 # In double quotes: what stays, and what has to be escaped.
@@ -79,24 +79,20 @@ def _part(match: re.Match[str]) -> str:
     """Quote one part of a word: text in one kind of quotes, or unquoted."""
     if match["bare"] is not None:
         bare = match["bare"]
-        return bare if _PLAIN_WORD.fullmatch(bare) else f'"{_in_double_quotes(bare, keep=True)}"'
+        return bare if _PLAIN_WORD.fullmatch(bare) else f'"{_in_double_quotes(bare)}"'
     if match["double"] is None:
         return shlex.quote(match["single"] if match["escaped"] is None else match["escaped"])
     pieces = _ESCAPED.split(match["double"])  # every second one is an escaped character
     return "".join(
-        f'"{_in_double_quotes(piece, keep=True)}"' if number % 2 == 0 else shlex.quote(piece)
+        f'"{_in_double_quotes(piece)}"' if number % 2 == 0 else shlex.quote(piece)
         for number, piece in enumerate(pieces)
         if piece or len(pieces) == 1
     )
 
 
-def _in_double_quotes(text: str, *, keep: bool = False) -> str:
-    """Escape the text for double quotes; `keep` lets variables expand."""
-
-    def escaped(match: re.Match[str]) -> str:
-        return match[0] if keep and match[1] else re.sub(r"([\\\"`$])", r"\\\1", match[0])
-
-    return _IN_QUOTES.sub(escaped, text)
+def _in_double_quotes(text: str) -> str:
+    """Escape the text for double quotes, in which variables expand."""
+    return _IN_QUOTES.sub(lambda match: match[1] or f"\\{match[2]}", text)
 
 
 def expands(text: str) -> bool:

@@ -1,9 +1,10 @@
 """The reasons why jobs end, as named in schedulers' states, the journal and users' workflows."""
 
+import re
 from enum import StrEnum
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
+from ..common.errors import UserError, one_line
 
 
 class Reason(StrEnum):
@@ -63,3 +64,25 @@ def parse_reasons(names: str) -> frozenset[Reason]:
             do=f"Use one or more of {', '.join(known)}, separated by commas",
         )
     return frozenset(known[name] for name in given)
+
+
+def find_cause(message: str, name: str, site: str) -> str:
+    """Return the first line of why a job failed, without the job's name, its site and its id there.
+
+    These differ, or are known, where several jobs have failed for the same cause.
+    """
+    first = one_line(message.removeprefix("failed: ").strip().partition("\n")[0])
+    words = first.removeprefix(f"{name} at {site}: ")
+    return re.sub(rf" \({re.escape(site)}, [^()]*\)", "", words)
+
+
+def same_cause(cause: str, name: str) -> str:
+    """Return what is equal for the cause of another job of the rule: without the job's own paths.
+
+    Those are the words that look like paths and hold a value of a wildcard.
+    """
+    values = [value for _, _, value in (w.partition("=") for w in name.split(", ")) if value]
+    return " ".join(
+        "…" if re.search(r"\w[./]\w", word) and any(value in word for value in values) else word
+        for word in cause.split()
+    )

@@ -7,13 +7,15 @@ pbs_resources(7B)); these were not tried on a real PBS.
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-
+from ..common.errors import UserError
 from .spec import Resources
+
+_T = TypeVar("_T")
 
 _TEXTS: Final[Mapping[str, tuple[str, ...]]] = {
     "queue": ("slurm_partition", "partition", "queue"),
@@ -22,6 +24,8 @@ _TEXTS: Final[Mapping[str, tuple[str, ...]]] = {
     "constraint": ("constraint",),
     "reservation": ("reservation",),
     "gpu_model": ("gpu_model",),
+    "nodelist": ("nodelist",),
+    "exclude": ("exclude",),
 }
 """Fields of `Resources`, and the names that a rule may use for each of them."""
 
@@ -52,8 +56,19 @@ _INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
     "constraint": ("constraint", "C"),
     "reservation": ("reservation",),
     "qos": ("qos", "q"),
+    "nodelist": ("nodelist", "w"),
+    "exclude": ("exclude", "x"),
 }
 """Options of sbatch that each resource replaces."""
+
+_OURS: Final = frozenset(
+    ("array", "chdir", "clusters", "dependency", "error", "export", "export-file", "input",
+     "job-name", "kill-on-invalid-dep", "no-requeue", "output", "parsable", "requeue", "test-only",
+     "wait", "wrap")
+)  # fmt: skip
+"""Options of sbatch that the executor sets itself, or that would change what it relies on."""
+
+_OPTION: Final = re.compile(r"--([a-z][a-z-]*)(=.*)?")
 
 _KNOWN: Final = frozenset(
     {"runtime", "nodes", "tasks", "tasks_per_node", "cpus_per_task", "mem_mb", "mem_mb_per_cpu"}
@@ -103,9 +118,9 @@ def merge_resources(base: Resources, rule: Mapping[str, object], threads: int) -
     for name, instead in _REFUSED.items():
         if rule.get(name) is not None:
             raise _refuse(name, rule[name], "is not supported", instead)
-    if (extra := rule.get(_EXTRA)) is not None:
-        raise _refuse(_EXTRA, extra, "is not supported", _instead_of(str(extra)))
     changes: dict[str, Any] = {}
+    if (extra := _text(rule, (_EXTRA,))) is not None:
+        changes["extra"] = _check_extra(extra)
     for field, names in _TEXTS.items():
         if (text := _text(rule, names)) is not None:
             changes[field] = text or None
@@ -181,14 +196,11 @@ def resolve_total_cpus(resources: Resources) -> Resources:
     """
     if resources.total_cpus is None or resources.tasks is not None:
         return resources
-    nodes, cpus = resources.nodes or 1, resources.cpus_per_task
+    nodes, total = resources.nodes or 1, resources.total_cpus
+    cpus = resources.cpus_per_task
     if cpus is None:
-        cpus, rest = divmod(resources.total_cpus, nodes)
-        if rest:
-            raise UserError(
-                f"{resources.total_cpus} CPUs cannot be divided among {nodes} nodes",
-                do="Set CPUsPerNode instead of TotalCPUs",
-            )
+        advice = "Set CPUsPerNode instead of TotalCPUs"
+        cpus = _share(total, nodes, f"{total} CPUs", advice)
     return replace(resources, nodes=nodes, cpus_per_task=cpus, total_cpus=nodes * cpus)
 
 
@@ -265,10 +277,28 @@ def slurm_directives(resources: Resources, name: str) -> tuple[str, ...]:
         ("ntasks-per-node", 1 if resources.tasks is None else resources.tasks_per_node),
         ("cpus-per-task", resources.cpus_per_task),
         ("gpus-per-node", gpus),
-        ("mem", _mebibytes(resources.memory_mib_per_node)),
-        ("mem-per-cpu", _mebibytes(resources.memory_mib_per_cpu)),
+        ("mem", resources.memory_mib_per_node and f"{resources.memory_mib_per_node}M"),
+        ("mem-per-cpu", resources.memory_mib_per_cpu and f"{resources.memory_mib_per_cpu}M"),
+        ("nodelist", resources.nodelist),
+        ("exclude", resources.exclude),
     ]
-    return (*_words([(f"--{name}=", value) for name, value in options]), "--no-requeue")
+    words = _words([(f"--{name}=", value) for name, value in options])
+    return (*words, *(resources.extra or "").split(), "--no-requeue")
+
+
+def refuse_slurms(resources: Resources, where: str) -> None:
+    """Refuse resources that only Slurm has; `where` says what has them not.
+
+    Raises:
+        UserError: one of them is requested.
+    """
+    for name in ("gpu_model", "nodelist", "exclude", "extra"):
+        if (value := getattr(resources, name)) is not None:
+            of_rule = _EXTRA if name == "extra" else name
+            raise UserError(
+                f"{where} cannot express the resource {of_rule}={value}",
+                do="Remove it, or set Site: Scheduler to slurm, if the site runs Slurm",
+            )
 
 
 def pbs_directives(
@@ -289,12 +319,15 @@ def pbs_directives(
             f"PBS has no quality of service, so {resources.qos!r} cannot be requested",
             do="Remove QoS, and use the queue that stands for it",
         )
+    if len(resources.queues) > 1:
+        raise UserError(f"PBS takes one queue, not {resources.queue}", do="Name one of them")
     if resources.gpu_model is not None:
         raise UserError(
             "PBS has no common name for kinds of GPUs, so"
             f" gpu_model={resources.gpu_model} cannot be requested",
             do="Remove it, and use the queue that has them, or a `constraint` as name=value",
         )
+    refuse_slurms(resources, "PBS")
     options = [
         ("-N ", re.sub(r"[^A-Za-z0-9_.+-]+", "_", name).strip("_.")[:longest_name] or "mantik"),
         ("-q ", resources.reservation or resources.queue),
@@ -310,12 +343,13 @@ def pbs_directives(
 def _chunks(resources: Resources) -> str | None:
     """Return the chunks of a job, one for each node; None if it requests nothing of them."""
     nodes = resources.nodes or 1
-    tasks = _share(resources.tasks, nodes, "tasks") if resources.tasks else 1
+    tasks = resources.tasks or nodes
+    tasks = _share(tasks, nodes, f"{tasks} tasks")
     cpus = resources.cpus_per_task and resources.cpus_per_task * tasks
     if cpus is None and resources.tasks is not None:
         cpus = tasks
     if cpus is None and resources.total_cpus is not None:
-        cpus = _share(resources.total_cpus, nodes, "CPUs")
+        cpus = _share(resources.total_cpus, nodes, f"{resources.total_cpus} CPUs")
     memory = resources.memory_mib_per_node
     if memory is None and resources.memory_mib_per_cpu is not None:
         memory = resources.memory_mib_per_cpu * (cpus or 1)
@@ -337,22 +371,20 @@ def pbs_features(constraint: str) -> list[str]:
         UserError: `constraint` is not a list of name or name=value.
     """
     wanted = re.split("[&:]", constraint) if constraint else []
-    for feature in wanted:
-        if not _FEATURE.fullmatch(feature):
-            raise UserError(
-                f"{constraint!r} cannot be requested as resources of a chunk of PBS",
-                do="Write NodeConstraints as name or name=value, and join several with &",
-            )
+    if not all(map(_FEATURE.fullmatch, wanted)):
+        raise UserError(
+            f"{constraint!r} cannot be requested as resources of a chunk of PBS",
+            do="Write NodeConstraints as name or name=value, and join several with &",
+        )
     return [feature if "=" in feature else f"{feature}=True" for feature in wanted]
 
 
-def _share(number: int, nodes: int, what: str) -> int:
+def _share(
+    number: int, nodes: int, what: str, do: str = "Use a multiple of the number of nodes"
+) -> int:
     share, rest = divmod(number, nodes)
     if rest:
-        raise UserError(
-            f"{number} {what} cannot be divided among {nodes} nodes",
-            do="Use a multiple of the number of nodes",
-        )
+        raise UserError(f"{what} cannot be divided among {nodes} nodes", do=do)
     return share
 
 
@@ -362,12 +394,8 @@ def after_directive(scheduler: Literal["slurm", "pbs"], after: Sequence[str]) ->
     `after` are the scheduler's ids. Slurm takes a dependency on a job that it has forgotten for
     fulfilled.
     """
-    if not after:
-        return ()
-    ids = ":".join(after)
-    return (
-        f"--dependency=afterany:{ids}" if scheduler == "slurm" else f"-W depend=afterany:{ids}",
-    )
+    option = "--dependency=" if scheduler == "slurm" else "-W depend="
+    return (f"{option}afterany:{':'.join(after)}",) if after else ()
 
 
 def is_single_word(text: str) -> bool:
@@ -375,18 +403,33 @@ def is_single_word(text: str) -> bool:
     return bool(text) and text.isprintable() and not set(text) & set(" '\"\\#")
 
 
-def _instead_of(extra: str) -> str:
-    """Advise which resources to use in place of options of sbatch."""
-    used = re.findall(r"(?:^|[\s'\"])--?([A-Za-z][A-Za-z-]*)", extra)
-    instead = {option: name for name, options in _INSTEAD.items() for option in options}
-    known = {f"`{instead[option]}`": None for option in used if option in instead}
-    others = {
-        f"{'--' if option[1:] else '-'}{option}": None for option in used if option not in instead
-    }
-    advice = [f"use {', '.join(known)} instead"] if known else []
-    if others:
-        advice.append(f"remove {', '.join(others)}, for which there is no resource")
-    return "; ".join(advice) or "use the resources that smk-mantik docs resources lists"
+def _check_extra(extra: str) -> str | None:
+    """Return further options of sbatch, one blank between them.
+
+    Raises:
+        UserError: a resource requests the same, or the executor sets it itself, or it is no option.
+    """
+    try:
+        # Many write quotes within quotes, which a value of Snakemake's command line needs.
+        words = [word for part in shlex.split(extra) for word in shlex.split(part)]
+    except ValueError as error:
+        raise _refuse(_EXTRA, extra, f"cannot be split ({error})", "Correct it") from None
+    instead = {option: f"`{name}`" for name, options in _INSTEAD.items() for option in options}
+    known = sorted({*instead, *_OURS})
+    used = [re.split("[= ]", word.lstrip("-"), maxsplit=1)[0] for word in words if word[0] == "-"]
+    # sbatch takes the beginning of a long option for the whole.
+    used = [next((o for o in known if u[1:] and o.startswith(u)), u) for u in used]
+    if better := dict.fromkeys(instead[option] for option in used if option in instead):
+        advice = f"Use {', '.join(better)} instead"
+        raise _refuse(_EXTRA, extra, "has options for which there are resources", advice)
+    if ours := [option for option in used if option in _OURS]:
+        advice = f"Remove {', '.join(f'--{option}' for option in ours)}"
+        raise _refuse(_EXTRA, extra, "has options that the executor sets itself", advice)
+    for word in words:
+        if not _OPTION.fullmatch(word) or not is_single_word(word):
+            advice = f"Write {word!r} as --name or --name=value, in full and without blanks"
+            raise _refuse(_EXTRA, extra, "has to be a list of options of sbatch", advice)
+    return " ".join(words) or None
 
 
 def _with_tasks(base: Resources, rule: Mapping[str, object]) -> Resources:
@@ -394,10 +437,7 @@ def _with_tasks(base: Resources, rule: Mapping[str, object]) -> Resources:
     if per_node is None:
         return base
     if base.tasks is not None:
-        raise UserError(
-            f"the resources tasks={base.tasks} and tasks_per_node={per_node} contradict each other",
-            do="Keep one of them",
-        )
+        raise _conflict({"tasks": base.tasks, "tasks_per_node": per_node})
     return replace(base, tasks=per_node * (base.nodes or 1), tasks_per_node=per_node)
 
 
@@ -418,10 +458,7 @@ def _with_memory(base: Resources, rule: Mapping[str, object]) -> Resources:
     if per_node is None and per_cpu is None:
         return base
     if per_node and per_cpu:
-        raise UserError(
-            f"the resources mem_mb={per_node} and mem_mb_per_cpu={per_cpu} contradict each other",
-            do="Keep one of them",
-        )
+        raise _conflict({"mem_mb": per_node, "mem_mb_per_cpu": per_cpu})
     per_node = per_node and max(per_node, _LEAST_MEMORY_MIB)
     return replace(base, memory_mib_per_node=per_node or None, memory_mib_per_cpu=per_cpu or None)
 
@@ -430,19 +467,13 @@ def _with_gpus(base: Resources, rule: Mapping[str, object]) -> Resources:
     given = {name: number for name in _GPUS if (number := _number(rule, name)) is not None}
     if not given:
         return base
-    _agree(given)
-    gpus, nodes = next(iter(given.values())), base.nodes or 1
-    per_node, rest = divmod(gpus, nodes)
-    if rest:
-        raise UserError(
-            f"the resource {next(iter(given))}={gpus} cannot be divided among {nodes} nodes",
-            do="It counts the GPUs of the whole job: make it a multiple of the nodes",
-        )
-    return replace(base, gpus_per_node=per_node or None)
+    gpus, what = _agreed(given), f"the resource {next(iter(given))}={next(iter(given.values()))}"
+    advice = "It counts the GPUs of the whole job: make it a multiple of the nodes"
+    return replace(base, gpus_per_node=_share(gpus, base.nodes or 1, what, advice) or None)
 
 
 def _text(rule: Mapping[str, object], names: tuple[str, ...]) -> str | None:
-    found: dict[str, object] = {}
+    found: dict[str, str] = {}
     for name in names:
         value = rule.get(name)
         if value is None:
@@ -451,10 +482,7 @@ def _text(rule: Mapping[str, object], names: tuple[str, ...]) -> str | None:
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise _refuse(name, value, "has to be a text", "Put it in quotes")
         found[name] = str(value).strip()
-    if not found:
-        return None
-    _agree(found)
-    return str(next(iter(found.values())))
+    return _agreed(found) if found else None
 
 
 def _number(rule: Mapping[str, object], name: str, lowest: int = 0) -> int | None:
@@ -474,10 +502,16 @@ def _number(rule: Mapping[str, object], name: str, lowest: int = 0) -> int | Non
     return number
 
 
-def _agree(values: Mapping[str, object]) -> None:
+def _agreed(values: Mapping[str, _T]) -> _T:
+    """Return the one value of several names that mean the same."""
     if len(set(values.values())) > 1:
-        text = " and ".join(f"{name}={value}" for name, value in values.items())
-        raise UserError(f"the resources {text} mean the same and differ", do="Keep one of them")
+        raise _conflict(values, "mean the same and differ")
+    return next(iter(values.values()))
+
+
+def _conflict(values: Mapping[str, object], how: str = "contradict each other") -> UserError:
+    text = " and ".join(f"{name}={value}" for name, value in values.items())
+    return UserError(f"the resources {text} {how}", do="Keep one of them")
 
 
 def _refuse(name: str, value: object, why: str, do: str) -> UserError:
@@ -495,10 +529,6 @@ def _clock(seconds: int | None, *, days: bool = False) -> str | None:
     hours, minute = divmod(minutes, 60)
     day, hour = divmod(hours, 24) if days else ("", hours)
     return f"{day}{'-' if days else ''}{hour:02}:{minute:02}:{second:02}"
-
-
-def _mebibytes(number: int | None) -> str | None:
-    return None if number is None else f"{number}M"
 
 
 def _words(options: Iterable[tuple[str, str | int | None]]) -> Iterator[str]:

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-
-from . import live_packs
+from ..common.errors import UserError
+from . import packs
 from .library import SUM_DIGITS, library_checksum, library_path
 from .paths import UPS, bundle_done_path, bundle_path, workspace_root, workspace_top
 from .quoting import (
@@ -32,7 +31,7 @@ from .quoting import (
     shell_quote,
 )
 from .segments import START_MARK
-from .spec import Container, Environment, JobSpec, OutputFile, Segment
+from .spec import Container, Environment, JobSpec, Segment
 
 PREDECESSORS: Final = "predecessors"
 CHECKPOINT: Final = "checkpoint"
@@ -179,7 +178,7 @@ def _data(spec: JobSpec) -> Iterator[str]:
         yield (
             f"_m_live_s={limits.live_s} _m_live_file_bytes={limits.live_file_bytes}"
             f" _m_live_bytes={limits.live_bytes}"
-            f" _m_pack_bytes={live_packs.PACK_BYTES} _m_piece_bytes={live_packs.PIECE_BYTES}"
+            f" _m_pack_bytes={packs.PACK_BYTES} _m_piece_bytes={packs.PIECE_BYTES}"
         )
     if spec.resources.gpus_per_node:
         yield "_m_gpus_wanted=yes"
@@ -213,7 +212,8 @@ def _files(spec: JobSpec) -> Iterator[str]:
     yield _rows(
         "outputs",
         (
-            f"{file.kind} {_flags(file)} {quote_paths([file.path], 'an output')}"
+            f"{file.kind} {'d' * file.directory + 'k' * file.keep + 's' * file.stored or '-'}"
+            f" {quote_paths([file.path], 'an output')}"
             for file in spec.outputs
         ),
         "kind, flags and path",
@@ -238,10 +238,6 @@ def _files(spec: JobSpec) -> Iterator[str]:
     if spec.secrets:
         yield _array("secrets", " ".join(map(_name, spec.secrets)))
         yield _set("secrets_path", spec.paths.secrets)
-
-
-def _flags(file: OutputFile) -> str:
-    return "d" * file.directory + "k" * file.keep + "s" * file.stored or "-"
 
 
 def _environment(environment: Environment, spec: JobSpec) -> Iterator[str]:
@@ -422,9 +418,7 @@ def export_lines(variables: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise UserError(
-            f"{name!r} cannot be the name of a variable",
-            do="Use letters, digits and _ only, and no digit first",
-        )
-    return name
+    if _NAME.fullmatch(name):
+        return name
+    advice = "Use letters, digits and _ only, and no digit first"
+    raise UserError(f"{name!r} cannot be the name of a variable", do=advice)

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-
+from ..common.errors import UserError
+from ..common.humanize import humanize_duration
 from .reasons import Reason
 
 CONTINUE: Final = "mantik_continue"
@@ -30,6 +29,7 @@ _REASONS: Final[Mapping[str, Reason]] = {
 }
 _DURATION: Final = re.compile(r"\s*([0-9]{1,6})\s*([smh])\s*")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600}
+_DEFAULT_ON: Final = frozenset({Reason.TIME_LIMIT})
 _WARN_S: Final = 120.0
 """The default of `mantik_warn`; with short walltimes a tenth of these."""
 
@@ -47,7 +47,7 @@ class Continuation:
 
     most: int
     checkpoint: tuple[str, ...]
-    on: frozenset[Reason] = frozenset({Reason.TIME_LIMIT})
+    on: frozenset[Reason] = _DEFAULT_ON
     warn_s: int | None = None
 
     @property
@@ -113,7 +113,9 @@ def parse_continuation(
             f"Name the files or directories that the job saves its state in with"
             f' {CHECKPOINT_PATHS}="DIRECTORY/", or flag an output with update()',
         )  # fmt: skip
-    return Continuation(most, checkpoint, _on(rule.get(CONTINUE_ON)), _warn(rule.get(WARN)))
+    warn = rule.get(WARN)
+    warn_s = parse_time(WARN, warn) if warn is not None else None
+    return Continuation(most, checkpoint, _on(rule.get(CONTINUE_ON)), warn_s)
 
 
 def _paths(value: object) -> tuple[str, ...]:
@@ -132,7 +134,7 @@ def _paths(value: object) -> tuple[str, ...]:
 
 def _on(value: object) -> frozenset[Reason]:
     if value is None:
-        return frozenset({Reason.TIME_LIMIT})
+        return _DEFAULT_ON
     names = value.replace(",", " ").split() if isinstance(value, str) else []
     if not names or any(name not in _REASONS for name in names):
         raise _refuse(
@@ -142,15 +144,16 @@ def _on(value: object) -> frozenset[Reason]:
     return frozenset(_REASONS[name] for name in names)
 
 
-def _warn(value: object) -> int | None:
-    if value is None:
-        return None
+def parse_time(name: str, value: object) -> int:
+    """Return the seconds in a value of the resource `name`, such as `5m`.
+
+    Raises:
+        UserError: it is no time.
+    """
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None or not int(match[1]):
-        raise _refuse(
-            WARN, value, "has to be a time before the walltime ends",
-            "Write a whole number with one of s, m, h, such as '5m'",
-        )  # fmt: skip
+        advice = "Write a whole number with one of s, m, h, such as '5m'"
+        raise _refuse(name, value, "has to be a time", advice)
     return int(match[1]) * _UNITS[match[2]]
 
 

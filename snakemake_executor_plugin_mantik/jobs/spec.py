@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from .paths import TryPaths
+
+AUTO: Final = "auto"
+"""The queue that leaves the choice to the executor."""
 
 
 @dataclass(frozen=True)
@@ -12,7 +15,8 @@ class Resources:
     """The resources that a job requests, normalised; None means not requested.
 
     Attributes:
-        queue: queue or partition; several of Slurm, separated by commas: whichever starts it first.
+        queue: queue or partition; several of Slurm, separated by commas: whichever starts it first;
+            `AUTO`: the first of the site's that allows the rest.
         runtime_s: walltime in seconds.
         nodes: number of nodes.
         tasks: number of tasks of an MPI-like job, over all nodes; None: one task per node.
@@ -25,6 +29,8 @@ class Resources:
         memory_mib_per_cpu: memory for each CPU in MiB; excludes `memory_mib_per_node`.
         account: the compute budget account.
         reservation, constraint, qos: as the scheduler knows them.
+        nodelist, exclude: nodes that it has to have, or must not have, as Slurm lists them.
+        extra: further options of sbatch, as `--option=value`, separated by blanks.
     """
 
     queue: str | None = None
@@ -42,10 +48,12 @@ class Resources:
     reservation: str | None = None
     constraint: str | None = None
     qos: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    extra: str | None = None
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """The names in `queue`."""
         return tuple(filter(None, (self.queue or "").split(",")))
 
 

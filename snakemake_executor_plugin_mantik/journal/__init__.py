@@ -10,7 +10,6 @@ Readers (`smk-mantik jobs`) may read at any time.
 
 from .backup import has_backup
 from .database import JOURNAL_FILE, JournalCopy, connect
-from .events import Event, EventKind, read_events
 from .files import MADE, TIMESTAMP, FileLedger, WriteConflict
 from .history import (
     StoredOutputs,
@@ -30,6 +29,8 @@ from .records import (
     UNTIMED,
     WENT_ON,
     Asked,
+    Event,
+    EventKind,
     FileRecord,
     SiteRecord,
     SnakemakeRun,
@@ -40,14 +41,15 @@ from .records import (
     UndeclaredFile,
     Used,
     content_name,
-    decode_identity,
     encode_identity,
     is_checksum,
     is_utf8,
     job_name,
+    read_events,
     sent_try_ids,
     turn_of,
 )
+from .schema import decode_identity
 from .tracked import GOES_ON, TrackedLedger, TrackedTry, read_adopted, read_tracked
 from .uses import read_uses
 

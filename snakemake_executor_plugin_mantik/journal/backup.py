@@ -15,12 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from .records import LOST, StoredOutput
+from .schema import is_fact
 
 _FILE = "journal.spare"
-_TABLES: Final = frozenset(
-    ("workflow", "sites", "places", "tries", "members", "uses", "tracked", "workflows", "stored",
-     "remote_files", "links")
-)  # fmt: skip
 
 Row = tuple[str, Mapping[str, Any]]
 """A table and the columns of one of its rows."""
@@ -80,33 +77,38 @@ def stored_rows(path: str, output: StoredOutput | None) -> Iterator[Row]:
         yield "links", {"path": link, "target": target}
 
 
-def read_backup(directory: Path) -> Facts:
-    """Read the spare in `directory`, without damaged lines; empty if it cannot be read."""
+def read_backup(directory: Path) -> tuple[Facts, int]:
+    """Read the spare in `directory`, if there is one; see `read_facts`."""
     try:
         return read_facts((directory / _FILE).read_bytes())
     except OSError:
-        return {}
+        return {}, 0
 
 
 def has_backup(directory: Path) -> bool:
     """Return whether there is a spare in `directory` from which a journal can be restored."""
-    return WORKFLOW in read_backup(directory)
+    return WORKFLOW in read_backup(directory)[0]
 
 
-def read_facts(content: bytes) -> Facts:
-    """Read the facts in a spare, without damaged lines."""
+def read_facts(content: bytes) -> tuple[Facts, int]:
+    """Return the facts in a spare, and the number of damaged lines."""
     known: Facts = {}
-    for line in content.split(b"\n"):
+    damaged = 0
+    for line in filter(None, content.split(b"\n")):
         try:
             (kind, name), rows = json.loads(line)
             subject = (str(kind), str(name))
             found: list[Row] = [(str(table), dict(columns)) for table, columns in rows]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
+            damaged += 1
+            continue
+        if found and not is_fact(*subject, found):
+            damaged += 1
             continue
         known.pop(subject, None)
-        if found and all(table in _TABLES for table, _ in found):
+        if found:
             known[subject] = found
-    return known
+    return known, damaged
 
 
 def as_line(subject: Subject, rows: Iterable[Row]) -> bytes:

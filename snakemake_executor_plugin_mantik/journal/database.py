@@ -14,134 +14,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.common.errors import JournalError, JournalLocked, printable
-from snakemake_executor_plugin_mantik.common.locks import take_lock
-from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
-
+from ..common.errors import JournalError, JournalLocked, printable
+from ..common.humanize import humanize_count
+from ..common.locks import take_lock
+from ..common.state_directory import STATE, make_private
 from . import backup
-from .events import EventKind, add_event
-from .records import LOST
+from .records import LOST, EventKind, add_event
+from .schema import SCHEMA
 
 JOURNAL_VERSION = 1
 JOURNAL_FILE = "journal.sqlite"
 JOURNAL_LOCK = "lock"
-
-_SCHEMA = """
-CREATE TABLE workflow (
-    id TEXT NOT NULL, instance TEXT NOT NULL, seat TEXT NOT NULL, home TEXT NOT NULL
-);
-CREATE TABLE runs (
-    began REAL NOT NULL, ended REAL, ending TEXT NOT NULL DEFAULT '', about TEXT NOT NULL,
-    pipeline TEXT NOT NULL DEFAULT ''
-);
-CREATE TABLE sites (
-    site TEXT PRIMARY KEY, url TEXT NOT NULL, workspace TEXT NOT NULL,
-    config TEXT NOT NULL DEFAULT '', place TEXT NOT NULL
-);
-CREATE TABLE places (
-    place TEXT PRIMARY KEY, bucket INTEGER, number INTEGER NOT NULL DEFAULT 0,
-    restored INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE buckets (
-    place TEXT NOT NULL, bucket INTEGER NOT NULL, PRIMARY KEY (place, bucket)
-);
-CREATE TABLE tries (
-    id TEXT PRIMARY KEY, site TEXT NOT NULL, place TEXT NOT NULL, bucket INTEGER NOT NULL,
-    job TEXT NOT NULL, rule TEXT NOT NULL, name TEXT NOT NULL, fingerprint TEXT NOT NULL,
-    made_of TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, outcome TEXT NOT NULL DEFAULT '',
-    reason TEXT NOT NULL DEFAULT '', queue TEXT NOT NULL DEFAULT '', log TEXT NOT NULL DEFAULT '',
-    logs TEXT NOT NULL DEFAULT '', created REAL NOT NULL, submitted REAL, sent REAL, started REAL,
-    finished REAL, waited REAL, ran REAL, runtime REAL, waits TEXT NOT NULL DEFAULT '',
-    pending TEXT NOT NULL DEFAULT '', expected REAL, after TEXT NOT NULL DEFAULT '',
-    segment INTEGER NOT NULL DEFAULT 0, segments INTEGER NOT NULL DEFAULT 0,
-    follows TEXT NOT NULL DEFAULT '', goes_on TEXT NOT NULL DEFAULT '',
-    asked TEXT NOT NULL DEFAULT '', used TEXT NOT NULL DEFAULT ''
-);
-CREATE INDEX tries_job ON tries (job);
-CREATE INDEX tries_name ON tries (name);
-CREATE INDEX tries_bucket ON tries (site, bucket);
-CREATE INDEX tries_place ON tries (place, bucket);
-CREATE INDEX tries_after ON tries (after)
-    WHERE after <> '' AND state NOT IN ('done', 'abandoned');
-CREATE TABLE members (
-    try TEXT NOT NULL REFERENCES tries (id), job TEXT NOT NULL, name TEXT NOT NULL
-);
-CREATE INDEX members_try ON members (try);
-CREATE INDEX members_job ON members (job);
-CREATE INDEX members_name ON members (name);
-CREATE TABLE submissions (
-    try TEXT NOT NULL REFERENCES tries (id), site_job TEXT NOT NULL,
-    PRIMARY KEY (try, site_job)
-);
-CREATE TABLE secrets (try TEXT PRIMARY KEY REFERENCES tries (id));
-CREATE TABLE uses (
-    place TEXT NOT NULL, path TEXT NOT NULL, try TEXT NOT NULL REFERENCES tries (id),
-    checkpoint INTEGER NOT NULL, PRIMARY KEY (place, path, try, checkpoint)
-) WITHOUT ROWID;
-CREATE INDEX uses_try ON uses (try);
-CREATE TABLE made (
-    try TEXT NOT NULL, path TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (try, path)
-);
-CREATE TABLE kept (
-    try TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
-    PRIMARY KEY (try, path)
-);
-CREATE TABLE events (
-    seq INTEGER PRIMARY KEY, subject TEXT NOT NULL, kind TEXT NOT NULL, time REAL NOT NULL,
-    data TEXT NOT NULL
-);
-CREATE INDEX events_subject ON events (subject);
-CREATE TABLE workflows (
-    id TEXT PRIMARY KEY, identity TEXT NOT NULL, created REAL NOT NULL, ended REAL,
-    run INTEGER, data TEXT NOT NULL DEFAULT ''
-);
-CREATE TABLE tracked (
-    try TEXT PRIMARY KEY REFERENCES tries (id), workflow TEXT NOT NULL, attempt INTEGER NOT NULL,
-    behind INTEGER NOT NULL, follows TEXT NOT NULL, status TEXT NOT NULL DEFAULT '',
-    data TEXT NOT NULL DEFAULT '', given TEXT NOT NULL DEFAULT ''
-);
-CREATE INDEX tracked_workflow ON tracked (workflow);
-CREATE INDEX tracked_follows ON tracked (follows);
-CREATE INDEX tracked_open ON tracked (status) WHERE status = '';
-CREATE TABLE local_files (
-    path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
-    ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL, sha256 TEXT NOT NULL
-);
-CREATE TABLE remote_files (
-    place TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
-    source INTEGER NOT NULL DEFAULT 0, modified REAL NOT NULL DEFAULT 0,
-    mode INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (place, path)
-);
-CREATE TABLE links (path TEXT PRIMARY KEY, target TEXT NOT NULL);
-CREATE TABLE stored (
-    path TEXT PRIMARY KEY, place TEXT NOT NULL, directory INTEGER NOT NULL,
-    files INTEGER NOT NULL, made REAL NOT NULL, job TEXT NOT NULL
-);
-CREATE TABLE undeclared (
-    path TEXT NOT NULL, place TEXT NOT NULL, size INTEGER NOT NULL, modified REAL NOT NULL,
-    mode INTEGER NOT NULL, job TEXT NOT NULL, PRIMARY KEY (path, place)
-);
-CREATE TABLE numbered (
-    place TEXT NOT NULL, path TEXT NOT NULL, number INTEGER NOT NULL, sha256 TEXT NOT NULL,
-    PRIMARY KEY (place, path)
-);
-CREATE TABLE bundles (
-    id TEXT PRIMARY KEY, place TEXT NOT NULL, state TEXT NOT NULL
-);
-CREATE TABLE bundle_files (
-    bundle TEXT NOT NULL REFERENCES bundles (id), path TEXT NOT NULL, size INTEGER NOT NULL,
-    sha256 TEXT NOT NULL, source INTEGER NOT NULL, PRIMARY KEY (bundle, path)
-);
-CREATE INDEX bundle_files_content ON bundle_files (path, sha256);
-CREATE TABLE uploads (
-    bundle TEXT PRIMARY KEY, place TEXT NOT NULL, digest TEXT NOT NULL,
-    size INTEGER NOT NULL, sent INTEGER NOT NULL
-);
-CREATE TABLE imports (
-    bundle TEXT NOT NULL, path TEXT NOT NULL, name TEXT NOT NULL,
-    site TEXT NOT NULL, import_id TEXT NOT NULL, PRIMARY KEY (bundle, path)
-);
-"""
 
 
 class Tables:
@@ -176,7 +59,7 @@ class Tables:
             )
         if not version:
             self.db.executescript(
-                f"BEGIN; {_SCHEMA} PRAGMA user_version = {JOURNAL_VERSION}; COMMIT;"
+                f"BEGIN; {SCHEMA} PRAGMA user_version = {JOURNAL_VERSION}; COMMIT;"
             )
 
     @contextmanager
@@ -288,8 +171,9 @@ class Seat:
     def read(cls, text: str) -> "Seat":
         """Return the seat in a journal; nowhere if it has none, or a damaged one."""
         try:
-            return cls(**json.loads(text))
-        except (TypeError, ValueError):
+            seat = json.loads(text)
+            return cls(str(seat["machine"]), int(seat["inode"]), str(seat["path"]))
+        except (KeyError, TypeError, ValueError):
             return cls("", 0, "")
 
     @property
@@ -353,7 +237,7 @@ class Database(Tables):
         self.learned: set[str] = set()
         self._locks = _locked(directory)
         self._seat = Seat.of(home_of(directory))
-        known = backup.read_backup(directory)
+        known, self._lost_facts = backup.read_backup(directory)
         try:
             what = "empty" if self.path.exists() else "missing"
             try:
@@ -415,6 +299,7 @@ class Database(Tables):
                 db.execute("UPDATE places SET restored = 1, bucket = NULL")
             if copied:  # the original may continue to fill its buckets
                 db.execute("UPDATE places SET bucket = NULL")
+                db.execute("DELETE FROM locks")
 
     def _report_restored(self, known: backup.Facts, what: str) -> None:
         places = {name: rows[0][1]["place"] for (kind, name), rows in known.items()
@@ -422,10 +307,11 @@ class Database(Tables):
         self.learned = {path for path, place in places.items() if place != LOST}
         count = sum(place not in ("", LOST) for place in places.values())
         tries = sum(kind == "try" for kind, _ in known)
+        lost = lost_facts_message(self._lost_facts)
         self.remark = (
             f"The journal was {what}. It has been restored from its spare. Jobs to look for at"
             f" the sites: {tries}.{f' Outputs that stay there: {count}.' if count else ''} Files"
-            " are uploaded again."
+            f" are uploaded again.{lost}"
         )
 
     def _lags(self, known: backup.Facts) -> bool:
@@ -460,6 +346,16 @@ class Database(Tables):
         if hasattr(self, "db"):
             self.db.close()
         self._locks.close()
+
+
+def lost_facts_message(number: int) -> str:
+    """Return a sentence on damaged lines of a spare, with a blank before it; empty without any."""
+    if not number:
+        return ""
+    return (
+        f" {humanize_count(number, 'line')} of the spare cannot be read: jobs and outputs that are"
+        " not in another one are looked for at the sites."
+    )
 
 
 def home_of(directory: Path) -> Path:

@@ -7,8 +7,7 @@ from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from pathlib import PurePosixPath
 
-from snakemake_executor_plugin_mantik.jobs.paths import KEPT, at_or_above
-
+from ..jobs.paths import at_or_above
 from .backup import Row, Subject, stored_rows
 from .database import Tables
 from .records import LOST, FileRecord, StoredOutput, UndeclaredFile, is_utf8
@@ -48,15 +47,16 @@ class FileLedger:
         self._database = database
         self._db = database.db
 
-    def local_file(
-        self, path: str, size: int, mtime_ns: int, ctime_ns: int, inode: int
-    ) -> str | None:
-        """Return the checksum of a local file if it was taken with the same values; else None."""
+    def local_file(self, *key: str | int) -> str | None:
+        """Return the checksum of a local file if it was taken with the same values; else None.
+
+        They are as for `set_local_files`.
+        """
         found: str | None = self._database.value(
             "SELECT sha256 FROM local_files WHERE path = ? AND size = ? AND mtime_ns = ?"
             " AND ctime_ns = ? AND inode = ?",
-            path, size, mtime_ns, ctime_ns, inode,
-        )  # fmt: skip
+            *key,
+        )
         return found
 
     def set_local_files(self, files: Iterable[tuple[str, int, int, int, int, str]]) -> None:
@@ -66,11 +66,19 @@ class FileLedger:
         )
 
     def remote_file(self, place: str, path: str) -> FileRecord | None:
-        return _remote_file(self._db, place, path)
+        row = self._db.execute(
+            "SELECT * FROM remote_files WHERE place = ? AND path = ?", (place, path)
+        ).fetchone()
+        return _file(row) if row else None
 
     def remote_files(self, place: str, *, below: str = "") -> list[FileRecord]:
         """Return all files known to be in the workspace at `place`, or in a directory of it."""
-        return _remote_files(self._db, place, below)
+        low, high = _below(below) if below else ("", "\U0010ffff")
+        rows = self._db.execute(
+            "SELECT * FROM remote_files WHERE place = ? AND path >= ? AND path < ?",
+            (place, low, high),
+        )
+        return [_file(row) for row in rows]
 
     def remote_files_at(self, place: str, paths: Iterable[str]) -> list[FileRecord]:
         """Return the files known to be in the workspace at `place` under some paths, or below."""
@@ -83,7 +91,11 @@ class FileLedger:
     def set_remote_files(self, place: str, files: Iterable[FileRecord]) -> None:
         self._database.change_each(
             "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [(place, f.path, f.size, f.sha256, f.source, f.modified, f.mode) for f in files],
+            [
+                (place, f.path, f.size, f.sha256, f.source, f.modified, f.mode)
+                for f in files
+                if is_utf8(f.path)
+            ],
         )
 
     def forget_remote_files(self, place: str, paths: Iterable[str]) -> None:
@@ -103,7 +115,7 @@ class FileLedger:
         ).fetchall()
         for row in rows:
             path = row["path"]
-            yield ("stored", path), stored_rows(path, _whole(self._db, row))
+            yield ("stored", path), stored_rows(path, self._whole(row))
 
     def set_stored(self, outputs: Sequence[StoredOutput], *, lasting: bool = False) -> None:
         """Record outputs that stay at their places; their files are recorded there already.
@@ -124,7 +136,7 @@ class FileLedger:
     def stored(self, path: str) -> StoredOutput | None:
         """Return the stored output at `path`, or that part of one; None if any of it is lost."""
         row = self._stored_row(path)
-        output = _whole(self._db, row) if row is not None else None
+        output = self._whole(row) if row is not None else None
         return output.part(path) if output is not None and output.path != path else output
 
     def _stored_row(self, path: str) -> sqlite3.Row | None:
@@ -138,9 +150,31 @@ class FileLedger:
         ).fetchone()
         return row
 
-    def stored_at(self, place: str) -> list[StoredOutput]:
-        """Return the outputs that are stored at a place."""
-        return [output for output in all_stored(self._db) if output.place == place]
+    def all_stored(self, place: str | None = None) -> list[StoredOutput]:
+        """Return the stored outputs, at one place or all, of which nothing is known to be lost."""
+        which = "SELECT * FROM stored WHERE ?1 IS NULL OR place = ?1 ORDER BY path"
+        rows = self._db.execute(which, (place,)).fetchall()
+        return [output for row in rows if (output := self._whole(row)) is not None]
+
+    def _whole(self, row: sqlite3.Row) -> StoredOutput | None:
+        place, path = row["place"], row["path"]
+        if place == LOST:
+            return None
+        if not place:
+            return StoredOutput(path, place, bool(row["directory"]), row["made"], row["job"], ())
+        file = self.remote_file(place, path)
+        files = [file] if file is not None else self.remote_files(place, below=path)
+        # The script of a job that runs ahead adds this file, and Snakemake does here.
+        files = [f for f in files if f.stored or PurePosixPath(f.path).name != TIMESTAMP]
+        # A file that was uploaded since has another content.
+        if len(files) != row["files"] or not all(file.stored for file in files):
+            return None
+        below = "SELECT * FROM links WHERE path >= ? AND path < ?"
+        links = [(link["path"], link["target"]) for link in self._db.execute(below, _below(path))]
+        return StoredOutput(
+            path, place, bool(row["directory"]), row["made"], row["job"], tuple(files),
+            tuple(links),
+        )  # fmt: skip
 
     def is_stored(self, path: str, *, here: bool = True) -> bool:
         """Return whether a path is that of a stored output, or below it, at whatever place.
@@ -227,132 +261,122 @@ class FileLedger:
         """Return the links that jobs made at `path` or below it, with their targets."""
         rows = self._db.execute(
             "SELECT path, target FROM links WHERE path = ? OR path >= ? AND path < ?",
-            (path, f"{path}/", f"{path}0"),  # "0" is the character after "/"
+            (path, *_below(path)),
         )
         return {row["path"]: row["target"] for row in rows}
 
     # Bundles
 
-    def add_bundle(self, place: str, bundle: str, files: Iterable[FileRecord]) -> None:
-        """Record an uploaded bundle; the next job that names it unpacks it."""
+    def begin_bundle(
+        self, place: str, bundle: str, digest: str, files: Iterable[FileRecord]
+    ) -> None:
+        """Record that a bundle is being sent; `digest` names its contents."""
         with self._database.write() as db:
-            _forget_upload(db, bundle)
-            db.execute("INSERT INTO bundles VALUES (?, ?, 'uploaded')", (bundle, place))
-            db.executemany(
-                "INSERT INTO bundle_files VALUES (?, ?, ?, ?, ?)",
-                [(bundle, f.path, f.size, f.sha256, f.source) for f in files],
+            db.execute(
+                "INSERT OR IGNORE INTO bundles (id, place, state, digest)"
+                " VALUES (?, ?, 'sending', ?)",
+                (bundle, place, digest),
             )
+            _add_files(db, bundle, files, "IGNORE")
 
-    def pending_bundles(self, place: str) -> dict[str, list[FileRecord]]:
-        """Return uploaded bundles that are not known to be unpacked, with their files."""
-        rows = self._db.execute(
-            "SELECT bundle, path, size, sha256, source FROM bundle_files JOIN bundles"
-            " ON bundle = bundles.id WHERE place = ? AND state = 'uploaded' ORDER BY bundles.rowid",
-            (place,),
-        )
-        bundles: dict[str, list[FileRecord]] = {}
-        for row in rows:
-            bundles.setdefault(row["bundle"], []).append(_file(row))
-        return bundles
-
-    def loose_bundles(self, place: str) -> list[str]:
-        """Return the kept bundles that are unpacked."""
-        return self._database.column(
-            "SELECT id FROM bundles WHERE place = ? AND state = 'unpacked' AND id LIKE ?",
-            place, f"{KEPT}%",
-        )  # fmt: skip
-
-    def bundle_files(self, bundle: str) -> list[FileRecord]:
-        """Return the files of a bundle that is not known to have been unpacked, else none."""
-        rows = self._db.execute(
-            "SELECT path, size, sha256, source FROM bundle_files WHERE bundle = ?", (bundle,)
-        )
-        return [_file(row) for row in rows]
-
-    def forget_bundled_files(self, place: str, paths: Iterable[str]) -> None:
-        """Record that no pending bundle at `place` brings these files any more."""
-        self._database.change_each(
-            "DELETE FROM bundle_files WHERE path = ? AND bundle IN"
-            " (SELECT id FROM bundles WHERE place = ? AND state = 'uploaded')",
-            [(path, place) for path in paths],
-        )
-
-    def set_bundle(self, bundle: str, state: str) -> None:
-        """Record that a bundle is `unpacked`, or `gone` from the site."""
-        with self._database.write() as db:
-            db.execute("UPDATE bundles SET state = ? WHERE id = ?", (state, bundle))
-            db.execute("DELETE FROM bundle_files WHERE bundle = ?", (bundle,))
-
-    # Bundles of which a part has been uploaded
-
-    def set_upload(self, place: str, bundle: str, digest: str, size: int, sent: int) -> None:
-        """Record that the first `sent` parts of a bundle are at a place.
-
-        `digest` identifies its contents; `size` is its size in bytes.
-        """
-        self._database.change(
-            "INSERT OR REPLACE INTO uploads VALUES (?, ?, ?, ?, ?)",
-            bundle, place, digest, size, sent,
-        )  # fmt: skip
-
-    def unfinished_upload(self, place: str, digest: str, prefix: str = "") -> str | None:
-        """Return a bundle with these contents of which parts may be at a place.
-
-        Its name begins with `prefix`.
-        """
+    def find_begun(self, place: str, digest: str, prefix: str) -> str | None:
+        """Return a bundle with these contents, and such a name, that was not sent completely."""
         found: str | None = self._database.value(
-            "SELECT bundle FROM uploads WHERE place = ? AND digest = ? AND bundle LIKE ?",
+            "SELECT id FROM bundles WHERE place = ? AND digest = ? AND state = 'sending'"
+            " AND id LIKE ?",
             place, digest, f"{prefix}%",
         )  # fmt: skip
         return found
 
-    def parts_sent(self, bundle: str, size: int) -> int:
-        """Return how many parts of a bundle have been uploaded, if it had the same size."""
-        sent = "SELECT sent FROM uploads WHERE bundle = ? AND size = ?"
-        return self._database.value(sent, bundle, size) or 0
+    def set_sent(self, bundle: str, size: int, parts: int) -> None:
+        """Record that the first `parts` of a bundle of `size` bytes are at its place."""
+        self._database.change(
+            "UPDATE bundles SET size = ?, sent = ? WHERE id = ?", size, parts, bundle
+        )
 
-    def forget_upload(self, bundle: str) -> None:
-        """Record that none of a bundle's parts counts any more."""
+    def sent(self, bundle: str) -> tuple[int, int]:
+        """Return the size of a bundle, 0 if nothing was sent, and the number of parts sent."""
+        row = self._db.execute("SELECT size, sent FROM bundles WHERE id = ?", (bundle,)).fetchone()
+        return (row["size"], row["sent"]) if row else (0, 0)
+
+    def set_bundle(self, bundle: str, state: str) -> None:
+        """Record that a bundle is `uploaded`, or `unpacked`, or cannot be unpacked any more."""
         with self._database.write() as db:
-            _forget_upload(db, bundle)
+            db.execute("UPDATE bundles SET state = ? WHERE id = ?", (state, bundle))
+            if state == "unpacked":
+                db.execute("DELETE FROM bundle_files WHERE bundle = ?", (bundle,))
 
-    def set_import(self, bundle: str, path: str, name: str, site: str, import_id: str) -> None:
-        """Record that a site imports a bundle's file of `path` to a file of this name.
+    def forget_bundle(self, bundle: str) -> None:
+        """Record that nothing is left of a bundle."""
+        with self._database.write() as db:
+            _forget_bundle(db, bundle)
+
+    def bundles(self, place: str) -> dict[str, str]:
+        """Return the bundles at a place, each with its state: `sending`, or as for `set_bundle`."""
+        rows = self._db.execute(
+            "SELECT id, state FROM bundles WHERE place = ? AND state <> 'carried' ORDER BY rowid",
+            (place,),
+        )
+        return {row["id"]: row["state"] for row in rows}
+
+    def uploaded_bundles(self, place: str) -> dict[str, list[FileRecord]]:
+        """Return uploaded bundles that are not known to be unpacked, with their files."""
+        bundles = self.bundles(place).items()
+        return {bundle: self.bundle_files(bundle) for bundle, s in bundles if s == "uploaded"}
+
+    def bundle_files(self, bundle: str) -> list[FileRecord]:
+        """Return the files of a bundle that is not known to have been unpacked, else none."""
+        rows = self._db.execute("SELECT * FROM bundle_files WHERE bundle = ?", (bundle,))
+        return [_file(row) for row in rows]
+
+    def bundles_with(self, place: str, path: str, sha256: str) -> list[tuple[str, bool]]:
+        """Return the bundles that bring a content, each with whether all of it was uploaded."""
+        rows = self._db.execute(
+            "SELECT id, state FROM bundle_files JOIN bundles ON bundle = id WHERE path = ?"
+            " AND sha256 = ? AND place = ? AND state <> 'carried' ORDER BY bundles.rowid DESC",
+            (path, sha256, place),
+        )
+        return [(row["id"], row["state"] == "uploaded") for row in rows]
+
+    def forget_bundled_files(self, place: str, paths: Iterable[str]) -> None:
+        """Record that no bundle at `place` brings these files any more."""
+        self._database.change_each(
+            "DELETE FROM bundle_files WHERE path = ? AND bundle IN"
+            " (SELECT id FROM bundles WHERE place = ? AND state <> 'carried')",
+            [(path, place) for path in paths],
+        )
+
+    # Files of bundles that a site imports
+
+    def set_import(
+        self, bundle: str, path: str, name: str = "", site: str = "", import_id: str = ""
+    ) -> None:
+        """Record that a site imports a bundle's file of `path` to a file of this name, or none.
 
         `import_id` is empty while it is unknown.
         """
         self._database.change(
-            "INSERT OR REPLACE INTO imports VALUES (?, ?, ?, ?, ?)",
-            bundle, path, name, site, import_id,
+            "UPDATE bundle_files SET name = ?, site = ?, import_id = ?"
+            " WHERE bundle = ? AND path = ?",
+            name, site, import_id, bundle, path,
         )  # fmt: skip
 
-    def find_import(self, bundle: str, path: str, site: str) -> tuple[str, str] | None:
-        """Return the name and the import's id of a bundle's file, if the site has imported it."""
-        row = self._db.execute(
-            "SELECT name, import_id FROM imports WHERE bundle = ? AND path = ? AND site = ?",
-            (bundle, path, site),
-        ).fetchone()
-        return row and (str(row["name"]), str(row["import_id"]))
+    def imports(self, bundle: str, site: str) -> dict[str, tuple[str, str]]:
+        """Return the name and the import's id of each file that a site imports, by path."""
+        rows = self._db.execute(
+            "SELECT path, name, import_id FROM bundle_files WHERE bundle = ? AND site = ?",
+            (bundle, site),
+        )
+        return {row["path"]: (row["name"], row["import_id"]) for row in rows}
 
-    def forget_import(self, bundle: str, path: str) -> None:
-        """Record that a bundle's file is not imported."""
-        self._database.change("DELETE FROM imports WHERE bundle = ? AND path = ?", bundle, path)
-
-    def import_ids(self, bundle: str, site: str) -> list[str]:
-        """Return the ids of a site's imports to a bundle, as far as they are known."""
-        return self._database.column(
-            "SELECT import_id FROM imports WHERE bundle = ? AND site = ? AND import_id != ''",
-            bundle, site,
-        )  # fmt: skip
-
-    def bundles_at(self, place: str) -> list[str]:
-        """Return all uploaded bundles of a place, also those that are unpacked or gone."""
-        uploaded = "SELECT id FROM bundles WHERE place = ? AND state != 'carried'"
-        return self._database.column(uploaded, place)
-
-    def unfinished_uploads(self, place: str) -> list[str]:
-        """Return the bundles of which parts may be at a place, but which no job can use."""
-        return self._database.column("SELECT bundle FROM uploads WHERE place = ?", place)
+    def send_again(self, bundle: str) -> None:
+        """Record that none of a bundle's parts and imports counts any more."""
+        with self._database.write() as db:
+            db.execute("UPDATE bundles SET size = 0, sent = 0 WHERE id = ?", (bundle,))
+            db.execute(
+                "UPDATE bundle_files SET name = '', site = '', import_id = '' WHERE bundle = ?",
+                (bundle,),
+            )
 
     # Numbers of contents
 
@@ -392,11 +416,13 @@ class FileLedger:
         Its script carries `files` and unpacks them when it starts; `makes` are paths of the files
         and directories that it makes.
         """
-        rows = [(try_id, f.path, f.size, f.sha256, f.source) for f in files]
-        rows += [(try_id, path, 0, MADE, False) for path in makes]
+        carried = [*files, *(FileRecord(path, 0, MADE) for path in makes)]
         with self._database.write() as db:
-            db.execute("INSERT OR IGNORE INTO bundles VALUES (?, ?, 'carried')", (try_id, place))
-            db.executemany("INSERT OR REPLACE INTO bundle_files VALUES (?, ?, ?, ?, ?)", rows)
+            db.execute(
+                "INSERT OR IGNORE INTO bundles (id, place, state) VALUES (?, ?, 'carried')",
+                (try_id, place),
+            )
+            _add_files(db, try_id, carried, "REPLACE")
 
     def conflicts(self, place: str, path: str, sha256: str = MADE) -> list[WriteConflict]:
         """Return what may still overwrite `path`, or files below it, in the workspace at `place`.
@@ -406,8 +432,7 @@ class FileLedger:
         """
         rows = self._db.execute(
             "SELECT id, state, sha256 = :made AS makes FROM bundle_files JOIN bundles"
-            " ON bundle = id WHERE place = :place AND state IN ('uploaded', 'carried')"
-            " AND (path = :path AND sha256 < :sha256"
+            " ON bundle = id WHERE place = :place AND (path = :path AND sha256 < :sha256"
             " OR path = :path AND sha256 > :sha256 OR path >= :low AND path < :high"
             " OR path IN (SELECT value FROM json_each(:at_or_above)) AND sha256 = :made)",
             # "0" is the character after "/".
@@ -415,7 +440,7 @@ class FileLedger:
              "at_or_above": json.dumps(at_or_above(path)), "made": MADE},
         )  # fmt: skip
         return [
-            WriteConflict(row["id"], row["state"] == "uploaded", bool(row["makes"])) for row in rows
+            WriteConflict(row["id"], row["state"] != "carried", bool(row["makes"])) for row in rows
         ]
 
     def landed(self, try_id: str) -> None:
@@ -438,59 +463,27 @@ def mark_landed(db: sqlite3.Connection, try_id: str) -> None:
         " WHERE f.bundle = ? AND r.sha256 <> f.sha256)",
         (try_id,),
     )
-    db.execute("DELETE FROM bundle_files WHERE bundle = ?", (try_id,))
-    db.execute("DELETE FROM bundles WHERE id = ?", (try_id,))
+    _forget_bundle(db, try_id)
 
 
-def all_stored(db: sqlite3.Connection) -> list[StoredOutput]:
-    """Return all stored outputs of which nothing is known to be lost."""
-    rows = db.execute("SELECT * FROM stored ORDER BY path")
-    return [output for row in rows if (output := _whole(db, row)) is not None]
+def _forget_bundle(db: sqlite3.Connection, bundle: str) -> None:
+    db.execute("DELETE FROM bundle_files WHERE bundle = ?", (bundle,))
+    db.execute("DELETE FROM bundles WHERE id = ?", (bundle,))
 
 
-def _whole(db: sqlite3.Connection, row: sqlite3.Row) -> StoredOutput | None:
-    place, path = row["place"], row["path"]
-    if place == LOST:
-        return None
-    if not place:
-        return StoredOutput(path, place, bool(row["directory"]), row["made"], row["job"], ())
-    file = _remote_file(db, place, path)
-    files = [file] if file is not None else _remote_files(db, place, path)
-    # The script of a job that runs ahead adds this file, and Snakemake does here.
-    files = [file for file in files if file.stored or PurePosixPath(file.path).name != TIMESTAMP]
-    # A file that was uploaded since has another content.
-    if len(files) != row["files"] or not all(file.stored for file in files):
-        return None
-    links = db.execute("SELECT * FROM links WHERE path >= ? AND path < ?", _below(path))
-    return StoredOutput(
-        path, place, bool(row["directory"]), row["made"], row["job"], tuple(files),
-        tuple((link["path"], link["target"]) for link in links),
-    )  # fmt: skip
+def _add_files(
+    db: sqlite3.Connection, bundle: str, files: Iterable[FileRecord], else_: str
+) -> None:
+    db.executemany(
+        f"INSERT OR {else_} INTO bundle_files (bundle, path, size, sha256, source)"  # noqa: S608
+        " VALUES (?, ?, ?, ?, ?)",
+        [(bundle, f.path, f.size, f.sha256, f.source) for f in files],
+    )
 
 
 def _below(directory: str) -> tuple[str, str]:
     """Return the range of paths below a directory: the first, and the first that is not."""
     return f"{directory}/", f"{directory}0"  # "0" is the character after "/"
-
-
-def _remote_file(db: sqlite3.Connection, place: str, path: str) -> FileRecord | None:
-    row = db.execute(
-        "SELECT * FROM remote_files WHERE place = ? AND path = ?", (place, path)
-    ).fetchone()
-    return _file(row) if row else None
-
-
-def _remote_files(db: sqlite3.Connection, place: str, below: str) -> list[FileRecord]:
-    low, high = _below(below) if below else ("", "\U0010ffff")
-    rows = db.execute(
-        "SELECT * FROM remote_files WHERE place = ? AND path >= ? AND path < ?", (place, low, high)
-    )
-    return [_file(row) for row in rows]
-
-
-def _forget_upload(db: sqlite3.Connection, bundle: str) -> None:
-    db.execute("DELETE FROM uploads WHERE bundle = ?", (bundle,))
-    db.execute("DELETE FROM imports WHERE bundle = ?", (bundle,))
 
 
 def _file(row: sqlite3.Row) -> FileRecord:

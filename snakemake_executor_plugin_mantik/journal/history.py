@@ -7,19 +7,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.common.errors import JournalError
-from snakemake_executor_plugin_mantik.common.locks import is_locked
-
-from .database import JOURNAL_FILE, JOURNAL_LOCK, JournalCopy, connect
-from .files import all_stored
-from .records import (
-    SiteRecord,
-    SnakemakeRun,
-    StoredOutput,
-    TryRecord,
-    TryState,
-    UndeclaredFile,
-)
+from ..common.errors import JournalError
+from ..common.locks import is_locked
+from .database import JOURNAL_FILE, JOURNAL_LOCK, JournalCopy, Tables, connect
+from .files import FileLedger
+from .records import SiteRecord, SnakemakeRun, StoredOutput, TryRecord, TryState, UndeclaredFile
 
 
 def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
@@ -115,7 +107,9 @@ def read_stored(directory: Path) -> StoredOutputs:
         known = db and db.execute("SELECT id, home FROM workflow").fetchone()
         if db is None or not known:
             return StoredOutputs()
-        outputs = tuple(all_stored(db))
+        tables = Tables()
+        tables.db = db
+        outputs = tuple(FileLedger(tables).all_stored())
         there = {output.path for output in outputs}
         paths = {row["path"] for row in db.execute("SELECT path FROM stored")}
         return StoredOutputs(

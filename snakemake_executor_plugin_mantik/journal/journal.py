@@ -8,13 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_mantik.common.errors import JournalError
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-
+from ..common.errors import JournalError
+from ..jobs.reasons import Reason
 from . import backup
 from .backup import JournalBackup
-from .database import Database, fill, insert
-from .events import EventKind, add_event
+from .database import Database, fill, insert, lost_facts_message
 from .files import FileLedger, mark_landed
 from .history import read_sites, read_tries
 from .records import (
@@ -23,18 +21,19 @@ from .records import (
     LOST,
     UNTIMED,
     Asked,
+    EventKind,
     FileRecord,
     SiteRecord,
     Times,
     TryRecord,
     TryState,
     Used,
+    add_event,
     encode_fields,
     is_utf8,
 )
-from .segments import SegmentLedger
 from .tracked import TrackedLedger, end_tracked, end_workflow
-from .uses import UseLedger, end_uses
+from .uses import SegmentLedger, UseLedger, end_uses
 
 BUCKET_SIZE = 500
 """Tries per bucket: small enough for one listing, large enough that few buckets are open."""
@@ -148,6 +147,23 @@ class Journal(Database):
                 place, number,
             )  # fmt: skip
 
+    def lock(self, place: str, lease: str, about: str) -> None:
+        """Record that another controller leads a place, with this lease, until `unlock`."""
+        self.change("INSERT OR REPLACE INTO locks VALUES (?, ?, ?, FALSE)", place, lease, about)
+
+    def locked(self) -> list[str]:
+        """Return what is known of the controllers because of which runs here were refused."""
+        return self.column("SELECT about FROM locks WHERE NOT unlocked ORDER BY about")
+
+    def unlock(self) -> None:
+        """Record that these controllers have ended, so that the next run here may lead."""
+        self.change("UPDATE locks SET unlocked = TRUE")
+
+    def is_unlocked(self, place: str, lease: str) -> bool:
+        """Return whether the controller with this very lease has ended, as the user has said."""
+        known = "SELECT unlocked FROM locks WHERE place = ? AND lease = ?"
+        return bool(self.value(known, place, lease))
+
     def spare_of(self, place: str) -> bytes:
         """Return the facts that the place itself keeps, so that a lost journal is no loss."""
         sent = "state NOT IN ('planned', 'done', 'abandoned') AND place = ?"
@@ -159,19 +175,18 @@ class Journal(Database):
         """Forget what was uploaded to a place: it may have been replaced or removed meanwhile."""
         with self.write() as db:
             db.execute("DELETE FROM remote_files WHERE place = ? AND modified = 0", (place,))
-            for table in ("bundle_files", "imports"):
-                db.execute(
-                    f"DELETE FROM {table} WHERE bundle IN"  # noqa: S608
-                    " (SELECT id FROM bundles WHERE place = ? AND state <> 'carried')",
-                    (place,),
-                )
+            db.execute(
+                "DELETE FROM bundle_files WHERE bundle IN"
+                " (SELECT id FROM bundles WHERE place = ? AND state <> 'carried')",
+                (place,),
+            )
             db.execute("DELETE FROM bundles WHERE place = ? AND state <> 'carried'", (place,))
-            db.execute("DELETE FROM uploads WHERE place = ?", (place,))
 
-    def catch_up(self, place: str, spare: bytes) -> None:
-        """Learn what the place's own spare (`spare_of`) knows."""
+    def catch_up(self, place: str, spare: bytes) -> str:
+        """Learn what the place's own spare (`spare_of`) knows; return what of it is damaged."""
         known: backup.Facts = {}
-        for (kind, name), rows in backup.read_facts(spare).items():
+        facts, damaged = backup.read_facts(spare)
+        for (kind, name), rows in facts.items():
             if kind == "try":
                 known[kind, name] = [
                     (table, {**columns, "place": place} if table == "tries" else columns)
@@ -190,6 +205,7 @@ class Journal(Database):
             )
         now = {path: self.files.stored(path) for path in paths}
         self.learned |= {path for path in paths if now[path] not in (None, before[path])}
+        return lost_facts_message(damaged).strip()
 
     def _is_news(self, path: str, columns: Mapping[str, Any], place: str) -> bool:
         """Return whether a spare at a place knows better than the journal where an output is."""
@@ -214,6 +230,9 @@ class Journal(Database):
             known["try", try_id] = rows
         ids = [name for _, name in known]
         with self.write() as db:
+            for table, column in (("tries", "id"), ("members", "try")):  # they are another's now
+                here = f"DELETE FROM {table} WHERE {column} = ?"  # noqa: S608
+                db.executemany(here, [(try_id,) for try_id in ids])
             fill(db, known)
             db.executemany(
                 "INSERT OR IGNORE INTO buckets SELECT place, bucket FROM tries WHERE id = ?",

@@ -1,12 +1,18 @@
-"""The values in the journal."""
+"""The values in the journal, and its log.
+
+The log is what happened to each try, in order, for readers with a cursor of their own. Each event
+is written in the transaction that changes what the journal knows of its subject.
+"""
 
 import json
+import sqlite3
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
+from ..jobs.paths import TryPaths
 
 WENT_ON = "goes on"
 """Prefix of the outcome of a segment that another one follows."""
@@ -109,6 +115,7 @@ class Used:
         memory_bytes: the most memory at a time on its first node.
         ended, told_by, behind: see `Times`.
         gpu_busy: how busy its GPUs on the first node were on average, in percent.
+        exit_code: of its command, or of a step that failed before it.
     """
 
     cpu_s: float | None = None
@@ -117,6 +124,7 @@ class Used:
     gpu_busy: float | None = None
     told_by: str = ""
     behind: float | None = None
+    exit_code: int | None = None
 
 
 LOST = "lost"
@@ -143,7 +151,8 @@ class TryRecord:
             when nothing watched it; None if it was not seen to run.
         runtime: the walltime that was requested for it; None if the site's default applies.
         logs: its rule's own log files, as a JSON list of paths in the workspace; may be empty.
-        made_of: what it was made of, to name changes later (`engine.adopt.encode_basis`).
+        made_of: its `basis` as JSON: what it was made of, to name changes later, and what it makes
+            (`engine.adopt.encode_basis`).
         after: the inputs that other tries were still to make when it was made: as JSON, the id of
             the try by path; empty if it needed no such input.
         segment: its number, from 0, if it is one of several that continue a job past its walltime.
@@ -184,6 +193,14 @@ class TryRecord:
     started: float | None = None
     runtime: float | None = None
     logs: str = ""
+
+    @property
+    def basis(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.made_of)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
     @property
     def log_files(self) -> tuple[str, ...]:
@@ -272,16 +289,6 @@ def encode_identity(record: TryRecord, members: Mapping[str, str]) -> str:
         if len(line := json.dumps(facts | left_out)) <= _IDENTITY_BYTES:
             return line
     return ""
-
-
-def decode_identity(line: str) -> dict[str, Any] | None:
-    """Return the columns in a line of `encode_identity`; None if it is damaged."""
-    try:
-        facts = json.loads(line)
-        known = {name: facts[name] for name in IDENTITY}
-        return {**known, "members": dict(facts["members"])}
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def turn_of(before: Iterable[TryRecord]) -> float | None:
@@ -453,3 +460,63 @@ def content_name(sha256: str, size: int, modified: float) -> str:
 def is_utf8(path: str) -> bool:
     """Check that the journal can hold a path: it must be UTF-8, without surrogate escapes."""
     return path.isascii() or not any("\ud800" <= c <= "\udfff" for c in path)
+
+
+class EventKind(StrEnum):
+    """What happened to a try; `TRACKED` and those after it happen to a workflow as well.
+
+    TAKEN_UP: a segment's turn has come. CONCLUDED: its job does not go on after it. TRACKED: it has
+    an MLflow run from now on. BEGUN: another Snakemake goes on with the workflow. SETTLED: it was
+    found to be over when no Snakemake was there any more.
+    """
+
+    SUBMITTED = "submitted"
+    WAITING = "waiting"
+    STARTED = "started"
+    TAKEN_UP = "taken up"
+    CONCLUDED = "concluded"
+    TRACKED = "tracked"
+    BEGUN = "begun"
+    DETACHED = "detached"
+    ENDED = "ended"
+    SETTLED = "settled"
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event in the log.
+
+    Attributes:
+        seq: grows from event to event, also in a journal that was restored from its spare.
+        subject: the id of a try or of a workflow.
+        time: seconds since the epoch.
+    """
+
+    seq: int
+    subject: str
+    kind: EventKind
+    time: float
+    data: Mapping[str, Any]
+
+
+def add_event(db: sqlite3.Connection, subject: str, kind: EventKind, **data: object) -> None:
+    """Add an event in the caller's transaction."""
+    now = time.time()
+    db.execute(
+        "INSERT INTO events SELECT MAX(COALESCE(MAX(seq), 0) + 1, ?), ?, ?, ?, ? FROM events",
+        (int(now * 1e6), subject, kind, now, json.dumps(data)),
+    )
+
+
+def read_events(db: sqlite3.Connection, after: int = 0, *, subject: str = "") -> list[Event]:
+    """Return the events after `after`, of one subject or of all."""
+    which = "AND subject = ?" if subject else ""
+    rows = db.execute(
+        f"SELECT * FROM events WHERE seq > ? {which} ORDER BY seq",  # noqa: S608
+        (after, subject) if subject else (after,),
+    )
+    return [
+        Event(row["seq"], row["subject"], EventKind(row["kind"]), row["time"],
+              json.loads(row["data"]))
+        for row in rows
+    ]  # fmt: skip

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .database import Database, insert
-from .events import EventKind, add_event
-from .records import TryRecord
+from .records import EventKind, TryRecord, add_event
 
 FINISHED: Final = "FINISHED"
 GOES_ON: Final = "GOES_ON"

@@ -7,14 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, UserError
-from snakemake_executor_plugin_mantik.config.model import ResourcesConfig
-from snakemake_executor_plugin_mantik.jobs.segments import (
-    CHECKPOINT_PATHS,
-    CONTINUE,
-    parse_continuation,
-)
-
+from ..common.errors import ConfigError, Mistake, UserError
+from ..config.model import ResourcesConfig
+from ..jobs.segments import CHECKPOINT_PATHS, CONTINUE, parse_continuation
 from .entry import EntryPoint, suggest
 from .values import parse_value
 
@@ -106,7 +101,7 @@ class CommandMistakes:
 
         Remove the unknown ones from `given`, and move declared ones there from `more`.
         """
-        for name in [] if point.script else [n for n in given if n not in point.parameters]:
+        for name in [n for n in given if n not in point.parameters and not point.script]:
             del given[name]
             hint = suggest(name, point.parameters)
             message = f"is not a parameter of {point.name}{hint}: {_UNDECLARED}"
@@ -170,7 +165,6 @@ class ContinueOptions:
 
     @property
     def words(self) -> list[str]:
-        """The options as words of a command line."""
         given = [] if self.segments is None else [OPTIONS[0], str(self.segments)]
         return [*given, *([OPTIONS[1], self.checkpoint] if self.checkpoint else [])]
 

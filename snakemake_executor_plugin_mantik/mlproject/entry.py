@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, did_you_mean, find_alike
+from ..common.errors import UserError, did_you_mean, find_alike
 
 TYPES: Final = ("string", "float", "int", "path", "uri")
 """The types to suggest; some have synonyms, and MLflow accepts any other name, too."""
@@ -21,8 +21,12 @@ _INTEGERS: Final = frozenset({"int", "integer", "long"})
 _FLOATS: Final = frozenset({"float", "double"})
 _WIDE: Final = re.compile(r"[0-9]{5,}")
 
-SCRIPTS: Final = (".py", ".sh", ".R")
-"""Suffixes of files that are entry points by themselves, as in MLflow."""
+SCRIPTS: Final = {
+    ".py": "python {}",
+    ".sh": "bash {}",
+    ".R": "Rscript -e \"mlflow::mlflow_source('{}')\" --args",
+}
+"""The commands of files that are entry points by themselves, by suffix, as in MLflow."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Parameter:
             return f"has to be a whole number, found {text!r}"
         if self.type == "uri" and not _scheme(text):
             return f"has to be a URI such as s3://bucket/key, found {text!r}"
-        if self.type == "path" and _is_remote(text):
+        if self.type == "path" and _scheme(text) not in ("", "file"):
             return (
                 f"is of type path, but {text!r} is not on this machine: make it an input of the"
                 " rule (with a storage plugin), or give the parameter the type uri"
@@ -96,16 +100,10 @@ class EntryPoint:
 
 def script_entry(name: str) -> EntryPoint | None:
     """Return the entry point for a script; None if `name` does not have the suffix of one."""
-    suffix = os.path.splitext(name)[1]
-    if suffix not in SCRIPTS:
+    command = SCRIPTS.get(os.path.splitext(name)[1])
+    if command is None:
         return None
-    program = {".py": "python", ".sh": "bash"}.get(suffix)
-    command = (
-        f"{program} {shlex.quote(name)}"
-        if program
-        else f"Rscript -e \"mlflow::mlflow_source('{shlex.quote(name)}')\" --args"
-    )
-    return EntryPoint(name, escape_braces(command), script=True)
+    return EntryPoint(name, escape_braces(command.format(shlex.quote(name))), script=True)
 
 
 def escape_braces(text: str) -> str:
@@ -175,10 +173,6 @@ def unsendable_characters(text: str) -> str:
     except UnicodeEncodeError:
         return "has half a character in it (a lone surrogate)"
     return ""
-
-
-def _is_remote(text: str) -> bool:
-    return _scheme(text) not in ("", "file")
 
 
 def _scheme(text: str) -> str:
@@ -353,21 +347,10 @@ class ProjectEnvironment:
         return f"{self.key}: {self.value}"
 
 
-@dataclass(frozen=True)
-class PythonEnv:
-    """The content of the file that `python_env` names.
-
-    Attributes:
-        version: the version of Python; empty if not given.
-        requirements: what pip installs, a line each.
-    """
-
-    version: str
-    requirements: tuple[str, ...]
-
-
-def read_python_env(folder: Path, name: str) -> PythonEnv:
+def read_python_env(folder: Path, name: str) -> tuple[str, list[str]]:
     """Read the file `name` of a project's folder.
+
+    Return the version of Python, empty if not given, and what pip installs, a line each.
 
     Raises:
         UserError: it cannot be read, or has another form.
@@ -386,7 +369,7 @@ def read_python_env(folder: Path, name: str) -> PythonEnv:
         if not isinstance(several, list) or not all(isinstance(line, str) for line in several):
             raise _unusable(name, f"{key} has to be a list of requirements")
         lines += several
-    return PythonEnv(str(content.get("python") or ""), tuple(lines))
+    return str(content.get("python") or ""), lines
 
 
 def _unusable(name: str, why: str) -> UserError:

@@ -10,13 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    ConfigError,
-    MantikError,
-    Mistake,
-    UserError,
-)
-
+from ..common.errors import ConfigError, MantikError, Mistake, UserError
+from ..jobs.paths import at_or_above
+from ..jobs.quoting import path_argument
 from .entry import (
     PARAMETER,
     SCRIPTS,
@@ -31,9 +27,9 @@ from .entry import (
 from .reading import ProjectFile, read_project
 from .values import ParameterValue, TemplateWords, parse_value, path_in_folder
 
-_EXTRA: Final = (
-    "correct the name, or pass it in the mapping after the entry point's name to append it to the"
-    " command"
+_UNDECLARED: Final = (
+    "is not a parameter of {}{}: correct the name, or pass it in the mapping after the entry"
+    " point's name to append it to the command"
 )
 
 
@@ -58,7 +54,8 @@ class BoundEntryPoint:
             if name in entry.parameters:
                 self._take(self._values, name, given)
             elif not entry.script:
-                self._notify(name, _undeclared(name, entry))
+                hint = suggest(name, entry.parameters) or ", which has none"
+                self._notify(name, _UNDECLARED.format(entry.name, hint))
         for name, given in {**undeclared, **extra}.items():
             if name in entry.parameters:
                 self._notify(name, "is a parameter of the entry point: pass it as one")
@@ -92,9 +89,10 @@ class BoundEntryPoint:
 
     def _check(self, name: str, words: tuple[str, ...]) -> None:
         parameter = self.entry.parameters[name]
+        hint = ", its default: pass a value" if name in self._defaults else ""
         for word in words:
             if complaint := parameter.mistake(word):
-                self._notify(name, complaint)
+                self._notify(name, f"{complaint}{hint}")
 
     def _notify(self, name: str, message: str) -> None:
         self._mistakes.append(Mistake(self.project.shown, f"{self.entry.name}.{name}", message))
@@ -117,9 +115,6 @@ class BoundEntryPoint:
 
         They change when an argument changes; but of a function that takes more than wildcards, only
         the names of the parameters appear.
-
-        Raises:
-            ConfigError: some values are wrong.
         """
         self.check(wildcards)
         values = {**self._values, **self._extra}
@@ -147,11 +142,10 @@ class BoundEntryPoint:
             raise UserError(str(error), where=where, do="Correct the MLproject file") from None
         if folder == ".":
             return command
-        return f"cd {_quoted_folder(folder)} || exit 1\n{command}"
+        return f"cd {shlex.quote(path_argument(folder))} || exit 1\n{command}"
 
     def call(self, wildcards: Any, **things: Any) -> Call:
         words = self._all(wildcards, things)
-        self._end()
         return Call(
             project=self.project.relative_folder(),
             name=self.project.name,
@@ -194,7 +188,8 @@ class BoundEntryPoint:
                 for path in things.get(name, ())
             }
             path = word.removeprefix("file://")
-            if not os.path.isabs(path) and not _is_there(path, known):
+            there = os.path.exists(path) or known & {*at_or_above(os.path.normpath(path))}
+            if not os.path.isabs(path) and not there:
                 self._notify(
                     parameter.name,
                     f"there is no file {path!r} in the working directory: correct the path, or"
@@ -206,25 +201,7 @@ class BoundEntryPoint:
 
     def _end(self) -> None:
         if self._mistakes:
-            mistakes = dict.fromkeys(self._mistakes)
-            raise ConfigError(list(mistakes))
-
-
-def _is_there(path: str, known: set[str]) -> bool:
-    parts = PurePosixPath(os.path.normpath(path))
-    return (
-        os.path.exists(path) or str(parts) in known or any(str(p) in known for p in parts.parents)
-    )
-
-
-def _undeclared(name: str, entry: EntryPoint) -> str:
-    if not entry.parameters:
-        return f"is not a parameter of {entry.name}, which has none: {_EXTRA}"
-    return f"is not a parameter of {entry.name}{suggest(name, entry.parameters)}: {_EXTRA}"
-
-
-def _quoted_folder(folder: str) -> str:
-    return shlex.quote(f"./{folder}" if folder.startswith("-") else folder)
+            raise ConfigError(list(dict.fromkeys(self._mistakes)))
 
 
 class ParamsFunction:
@@ -278,20 +255,13 @@ def load(
     if not os.path.isabs(base):
         base = os.getcwd()  # the caller has no file: an interactive prompt
     folder = Path(base, shown)
-    if _is_file(folder):
+    if os.path.isfile(folder):
         folder, shown = folder.parent, os.path.dirname(shown) or "."
     try:
-        found = read_project(folder, shown, _warn if warn else None)
+        found = read_project(folder, shown, _warn if warn else str)
     except MantikError as error:
         raise error.with_traceback(None) from None  # our own lines would not help
     return Project(folder, found, shown, exclude, caller.f_globals.get("workflow"))
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that is too long or holds a NUL character
-        return False
 
 
 def _warn(text: str) -> None:
@@ -310,6 +280,7 @@ class Project:
         name: name in the MLproject file, else the folder's name.
         entry_points: entry points of the MLproject file by name, without the folder's scripts.
         environment: the environment that the MLproject file asks for; None if there is none.
+        shown: its name in messages: its MLproject file or folder, as `load` got it.
     """
 
     def __init__(
@@ -325,7 +296,7 @@ class Project:
         self.entry_points = file.entry_points
         self.environment = file.environment
         self._file = file
-        self._shown = str(os.path.join(shown, file.path.name)) if file.path else shown
+        self.shown = str(os.path.join(shown, file.path.name)) if file.path else shown
         self._exclude = tuple(exclude)
         self._workflow = workflow
         self._definitions: dict[str, str] = {}
@@ -361,10 +332,7 @@ class Project:
         return {
             "command": ParamsFunction(given.command, given.asks, given),
             "entry_point": ParamsFunction(lambda wildcards: entry.name, plain),  # noqa: ARG005
-            "definition": ParamsFunction(
-                lambda wildcards: self.definition(entry),  # noqa: ARG005
-                plain,
-            ),
+            "definition": ParamsFunction(lambda wildcards: self.definition(entry), plain),  # noqa: ARG005
             "arguments": ParamsFunction(given.outline, plain),
             "project": ParamsFunction(lambda wildcards: str(self.relative_folder()), plain),  # noqa: ARG005
             PARAMETER: ParamsFunction(given.call, given.asks),
@@ -387,11 +355,11 @@ class Project:
             message = f"there is no entry point {name!r}{known}, and it is no script ({suffixes})"
             if self._file.path is None:
                 message = f"there is no MLproject file, and {name!r} is no script ({suffixes})"
-            raise ConfigError([Mistake(self._shown, "", message)])
+            raise ConfigError([Mistake(self.shown, "", message)])
         if unsendable_characters(name) or not (self.folder / name).is_file():
             hint = suggest(name, self.entry_points)
             message = f"there is no script {name!r} in the project{hint}"
-            raise ConfigError([Mistake(self._shown, "", message)])
+            raise ConfigError([Mistake(self.shown, "", message)])
         return script
 
     def definition(self, entry: EntryPoint) -> str:
@@ -413,13 +381,7 @@ class Project:
         return self._definitions[entry.name]
 
     def relative_folder(self) -> PurePosixPath:
-        """Return the folder, relative to the workflow's working directory."""
         return PurePosixPath(os.path.relpath(self.folder, os.path.realpath(os.curdir)))
-
-    @property
-    def shown(self) -> str:
-        """The project's name in messages: its MLproject file or folder, as `load` got it."""
-        return self._shown
 
 
 def find_bound_entry_point(params: Any) -> BoundEntryPoint | None:
@@ -433,14 +395,9 @@ def folder_mistake(folder: PurePosixPath) -> str:
 
     `folder` is relative to the working directory. The message is to follow "rule NAME".
     """
-    if folder.parts[:1] == ("..",):
-        return (
-            f"runs an entry point of the project {folder}, which is outside the working"
-            " directory, so it is not uploaded"
-        )
-    if any(part.startswith(".") for part in folder.parts):
-        return (
-            f"runs an entry point of the project {folder}, whose folder is hidden: hidden files are"
-            " not uploaded"
-        )
-    return ""
+    if not any(part.startswith(".") for part in folder.parts):
+        return ""
+    why = "whose folder is hidden: hidden files are not uploaded"
+    if folder.parts[0] == "..":
+        why = "which is outside the working directory, so it is not uploaded"
+    return f"runs an entry point of the project {folder}, {why}"

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING, NOTHING
-from snakemake_executor_plugin_mantik.staging.sources import list_candidates
+from ..common.errors import UserError
+from ..staging.secret_files import EVERYTHING, NOTHING
+from ..staging.sources import list_candidates
 
 _FILE_LIMIT: Final = 16 << 20
 """A larger file is data, not a source: name it as an input of the rules that read it."""
@@ -80,7 +80,7 @@ def _entry(folder: Path, path: str) -> bytes:
 def _excluded(patterns: Sequence[str]) -> Any:
     if not patterns:
         return NOTHING
-    from snakemake_executor_plugin_mantik.config.exclude import Exclude, read_patterns
+    from ..config.exclude import Exclude, read_patterns
 
     try:
         return Exclude(read_patterns(list(patterns)))
@@ -100,16 +100,11 @@ class _Made:
 
     def __init__(self, folder: Path, workflow: Any) -> None:
         self._prefix = os.path.relpath(folder, os.path.realpath(os.curdir))
-        self._patterns: list[Any] = []
-        for rule in getattr(workflow, "rules", ()):
-            made = [*rule.output, *rule.log, *([rule.benchmark] if rule.benchmark else [])]
-            self._patterns += [each for each in made if isinstance(each, str)]
+        rules = getattr(workflow, "rules", ())
+        made = (each for rule in rules for each in (*rule.output, *rule.log, rule.benchmark))
+        self._patterns: list[Any] = [each for each in made if isinstance(each, str) and each]
 
     def __contains__(self, path: object) -> bool:
         at = os.path.normpath(os.path.join(self._prefix, str(path)))
-        return any(_matches(pattern, at) for pattern in self._patterns)
-
-
-def _matches(pattern: Any, path: str) -> bool:
-    # Snakemake's patterns keep paths as written, so one like ./x or a//b would not match.
-    return bool(pattern.match(path)) or os.path.normpath(str(pattern)) == path
+        # Snakemake's patterns keep paths as written, so one like ./x or a//b would not match.
+        return any(p.match(at) or os.path.normpath(str(p)) == at for p in self._patterns)

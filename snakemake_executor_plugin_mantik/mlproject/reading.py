@@ -6,15 +6,14 @@ MLflow accepts and can run, and warns about likely mistakes.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake
-
+from ..common.errors import ConfigError, Mistake
 from .entry import (
     TYPES,
     EntryPoint,
@@ -47,7 +46,6 @@ class ProjectFile:
         name: the project's name; empty if not given.
         entry_points: by name, in the file's order.
         environment: the environment; None if the file names none.
-        warnings: likely mistakes, with file, key and line.
         broken: mistakes of entry points that cannot be run, by name.
     """
 
@@ -55,19 +53,18 @@ class ProjectFile:
     name: str = ""
     entry_points: Mapping[str, EntryPoint] = field(default_factory=dict)
     environment: ProjectEnvironment | None = None
-    warnings: tuple[str, ...] = ()
     broken: Mapping[str, tuple[Mistake, ...]] = field(default_factory=dict)
 
 
 def read_project(
-    folder: Path, shown: str | None = None, warn: Callable[[str], None] | None = None
+    folder: Path, shown: str | None = None, warn: Callable[[str], object] = str
 ) -> ProjectFile:
     """Read the MLproject file of a folder.
 
     Args:
         folder: the project's folder.
         shown: name of the folder in messages; by default `folder`.
-        warn: receives each warning, even if the file has mistakes.
+        warn: receives each likely mistake, with file, key and line, even if the file has others.
 
     Raises:
         ConfigError: with all mistakes of the file; or the folder or file cannot be read. Mistakes
@@ -94,17 +91,14 @@ def read_project(
         found = reader.read(content)
     except RecursionError:
         raise ConfigError([Mistake(file, "", "is nested too deep")]) from None
-    if warn is not None:
-        for warning in reader.warnings:
-            warn(warning)
+    for warning in dict.fromkeys(reader.warnings):
+        warn(warning)
     of_entries = [mistake for mistakes in reader.broken.values() for mistake in mistakes]
     if reader.mistakes or (of_entries and not found[1]):
         raise ConfigError([*reader.mistakes, *of_entries], do="Correct the MLproject file")
-    remarks = [f"{mistake}; this entry point cannot be run" for mistake in of_entries]
-    if warn is not None:
-        for remark in remarks:
-            warn(remark)
-    return ProjectFile(path, *found, (*reader.warnings, *remarks), reader.broken)
+    for mistake in of_entries:
+        warn(f"{mistake}; this entry point cannot be run")
+    return ProjectFile(path, *found, reader.broken)
 
 
 class _Reader:
@@ -119,16 +113,12 @@ class _Reader:
         self._constructor = yaml.SafeLoader("")
 
     def read(self, content: bytes) -> tuple[str, dict[str, EntryPoint], ProjectEnvironment | None]:
-        """Return the project's name, entry points and environment."""
         try:
             root = _document(content)
         except _UnreadableError as error:
-            self._notify(None, "", str(error))
-            return "", {}, None
+            raise ConfigError([Mistake(self._file, "", str(error))]) from None
         entries = self._mapping(root, "")
-        for key in entries:
-            if key not in _KEYS:
-                self._warn(entries[key], key, f"is unknown to MLflow{suggest(key, _KEYS)}")
+        self._warn_of_unknown(entries, "", _KEYS)
         name = self._value(entries["name"], "name") if "name" in entries else None
         points: dict[str, EntryPoint] = {}
         if "entry_points" in entries:
@@ -151,9 +141,7 @@ class _Reader:
         entries = self._mapping(node, key)
         if not isinstance(node, yaml.MappingNode):
             return None
-        for unknown in entries.keys() - {"command", "parameters"}:
-            hint = suggest(unknown, ("command", "parameters"))
-            self._warn(entries[unknown], f"{key}.{unknown}", f"is unknown to MLflow{hint}")
+        self._warn_of_unknown(entries, f"{key}.", ("command", "parameters"))
         declared = entries.get("parameters")
         parameters = {} if declared is None else self._parameters(declared, f"{key}.parameters")
         if "command" not in entries:
@@ -173,17 +161,13 @@ class _Reader:
             where = f"{key}.{name}"
             kind: Any = "string"
             default: Any = None
-            default_node = each
             if isinstance(each, yaml.MappingNode):
                 entries = self._mapping(each, where)
-                for unknown in entries.keys() - {"type", "default"}:
-                    hint = suggest(unknown, ("type", "default"))
-                    self._warn(entries[unknown], f"{where}.{unknown}", f"is unknown{hint}")
+                self._warn_of_unknown(entries, f"{where}.", ("type", "default"))
                 if "type" in entries:
                     kind = self._value(entries["type"], f"{where}.type")
                 if "default" in entries:
-                    default_node = entries["default"]
-                    default = self._value(default_node, f"{where}.default")
+                    default = self._value(entries["default"], f"{where}.default")
             else:
                 kind = self._value(each, where)
                 if not isinstance(kind, str):
@@ -191,15 +175,10 @@ class _Reader:
                     self._unfit(each, where, wanted, kind)
                     continue
             if kind not in _KNOWN_TYPES:
-                self._warn(
-                    each, where, f"has the type {kind!r}, which is not checked{_types(kind)}"
-                )
-            text = None if default is None else str(default)
-            found[name] = Parameter(name, str(kind), text)
-            # A default path on another machine is fine: rules may pass another one.
-            wrong = "" if text is None or kind == "path" else found[name].mistake(text)
-            if wrong:
-                self._notify(default_node, f"{where}.default", wrong)
+                hint = suggest(str(kind), TYPES)
+                self._warn(each, where, f"has the type {kind!r}, which is not checked{hint}")
+            # Whether its default fits is checked where it is used: rules may pass another value.
+            found[name] = Parameter(name, str(kind), None if default is None else str(default))
         return found
 
     def _environment(self, entries: Mapping[str, Any]) -> ProjectEnvironment | None:
@@ -274,9 +253,12 @@ class _Reader:
             self.mistakes.append(mistake)
 
     def _warn(self, node: Any, key: str, message: str) -> None:
-        text = f"{self._file}: {key}: {message} (line {node.start_mark.line + 1})"
-        if text not in self.warnings:
-            self.warnings.append(text)
+        self.warnings.append(f"{self._file}: {key}: {message} (line {node.start_mark.line + 1})")
+
+    def _warn_of_unknown(self, entries: Mapping[str, Any], at: str, known: Sequence[str]) -> None:
+        for key in entries.keys() - {*known}:
+            hint = suggest(key, known)
+            self._warn(entries[key], f"{at}{key}", f"is unknown to MLflow{hint}")
 
 
 class _UnreadableError(ValueError):
@@ -310,26 +292,15 @@ def _reason(error: Exception) -> str:
     return f"cannot be read ({' '.join(str(problem).split())[:200]})"
 
 
-def _types(kind: object) -> str:
-    return suggest(str(kind), TYPES)
-
-
 def _list_of(value: object, *kinds: type) -> bool:
     return isinstance(value, list) and all(isinstance(item, kinds) for item in value)
 
 
 def _describe(value: object) -> str:
-    match value:
-        case None:
-            return "nothing"
-        case str():
-            return f"the text {value[:60]!r}"
-        case list() | tuple() | set():
-            return "a list"
-        case dict():
-            return "a mapping"
-        case _:
-            return f"{str(value)[:60]!r}"
+    if isinstance(value, str):
+        return f"the text {value[:60]!r}"
+    kinds = {type(None): "nothing", dict: "a mapping"} | dict.fromkeys((list, tuple, set), "a list")
+    return kinds.get(type(value), f"{str(value)[:60]!r}")
 
 
 def _size(root: Any) -> int:
@@ -337,17 +308,12 @@ def _size(root: Any) -> int:
     known: dict[int, int] = {}
 
     def size(node: Any) -> int:
+        if isinstance(node, tuple):  # a key and its value
+            return size(node[0]) + size(node[1])
         if id(node) not in known:
             known[id(node)] = _MAX_VALUES + 1  # a node that contains itself is infinite
-            known[id(node)] = 1 + sum(size(child) for child in _children(node))
+            children = node.value if isinstance(node, yaml.CollectionNode) else ()
+            known[id(node)] = 1 + sum(map(size, children))
         return known[id(node)]
 
     return size(root)
-
-
-def _children(node: Any) -> Iterator[Any]:
-    if isinstance(node, yaml.MappingNode):
-        for pair in node.value:
-            yield from pair
-    elif isinstance(node, yaml.SequenceNode):
-        yield from node.value

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
-from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
-from snakemake_executor_plugin_mantik.jobs.segments import START_MARK
-
+from ..common.errors import ConfigError, UserError
+from ..common.state_directory import STATE, make_private
+from ..config.reading import LoadedConfig, read_configs
+from ..jobs.segments import START_MARK
 from .command_line import (
     UNCHANGED,
     CommandFiles,
@@ -110,7 +109,9 @@ def prepare_single_rule(
         wrong.notify(f"entry point {entry_point}", "", f"{mistake}: run this in a folder above it")
     declared = point.parameters
     paths = [v for name, v in given.items() if name in declared and declared[name].type == "path"]
-    files = [path for path in paths if _is_input(path) and path not in read.all]
+    outside = ("..", ".", "")  # or this directory
+    inside = (p for p in paths if os.path.normpath(p).split("/")[0] not in outside)
+    files = [path for path in inside if os.path.exists(path) and path not in read.all]
     with wrong.gathered():
         check_command_files(CommandFiles(files), made)
     found = [*read.plain, *files]
@@ -137,6 +138,9 @@ def prepare_single_rule(
         if not wrong.mistakes:
             params["command"].given.command(None, **things)
     wrong.end()
+    checkpoint = f", {going_on.checkpoint.split()!r}" if going_on.segments else ""
+    resources = going_on.resources([] if made.all else [started_file(out)])
+    lines = [f"        {name}={value!r},\n" for name, value in resources.items()]
     text = _TEMPLATE.format(
         project=str(loaded.folder),
         entry=entry_point,
@@ -147,21 +151,10 @@ def prepare_single_rule(
         named_inputs=read.named,
         outputs=output_lines(made) if made.all else f"directory({out!r}),",
         site=config.name if config is not None else "",
-        params="params" if made.all else _collecting(out, going_on),
-        resources=_resource_lines(going_on.resources([] if made.all else [started_file(out)])),
+        params="params" if made.all else f"collect_outputs(params, {out!r}{checkpoint})",
+        resources="".join(["    resources:\n", *lines] if lines else []),
     )
     return write_snakefile(text, name, write=write)
-
-
-def _is_input(path: str) -> bool:
-    """Return whether a value of type path exists below this directory."""
-    outside = os.path.isabs(path) or os.path.normpath(path).split("/")[0] in ("..", ".")
-    return not outside and os.path.exists(path)
-
-
-def _collecting(out: str, going_on: ContinueOptions) -> str:
-    more = f", {going_on.checkpoint.split()!r}" if going_on.segments else ""
-    return f"collect_outputs(params, {out!r}{more})"
 
 
 def snakemake_command(snakefile: Path, site: str, options: Sequence[str]) -> list[str]:
@@ -180,11 +173,7 @@ def snakemake_command(snakefile: Path, site: str, options: Sequence[str]) -> lis
 
 
 def write_snakefile(text: str, name: str, *, write: bool = True) -> Path:
-    """Write a workflow for one command line; return its path, which `write=False` returns alone.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write a workflow for one command line; return its path, which `write=False` returns alone."""
     directory = RUNS / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     snakefile = directory / "Snakefile"
     if not write:
@@ -203,10 +192,9 @@ def write_snakefile(text: str, name: str, *, write: bool = True) -> Path:
 
 def _template(value: str) -> str:
     """Escape the braces of a value for the Snakefile, except placeholders of files and threads."""
-    parts = _OURS.split(value)
-    ours = _OURS.findall(value)
-    escaped = map(escape_braces, parts)
-    return "".join(a + b for a, b in zip(escaped, [*ours, ""], strict=True))
+    ours = [*_OURS.findall(value), ""]
+    parts = zip(_OURS.split(value), ours, strict=True)
+    return "".join(escape_braces(text) + placeholder for text, placeholder in parts)
 
 
 def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str]) -> list[str]:
@@ -214,8 +202,8 @@ def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str
 
     Raise ConfigError if a name has braces. `made` are outputs, which are left out.
     """
-    from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
-    from snakemake_executor_plugin_mantik.staging.sources import FILE_BYTES, list_candidates
+    from ..config.exclude import Exclude, Include
+    from ..staging.sources import FILE_BYTES, list_candidates
 
     include = Include(config.config.site.include if config else ())
     exclude = Exclude(config.config.exclude if config else ())
@@ -232,14 +220,8 @@ def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str
 
 def output_lines(made: CommandFiles) -> str:
     """Return the lines below `output:`; a path with a trailing slash is a directory."""
-    plain = [_output(path) for path in made.plain]
-    named = [f"{name}={_output(path)}" for name, path in made.named.items()]
-    return "\n        ".join(f"{line}," for line in [*plain, *named])
-
-
-def _resource_lines(resources: Mapping[str, object]) -> str:
-    lines = [f"        {name}={value!r},\n" for name, value in resources.items()]
-    return "".join(["    resources:\n", *lines]) if lines else ""
+    lines = [*map(_output, made.plain), *(f"{n}={_output(p)}" for n, p in made.named.items())]
+    return "\n        ".join(f"{line}," for line in lines)
 
 
 def _output(path: str) -> str:

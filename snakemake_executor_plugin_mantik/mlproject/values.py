@@ -13,10 +13,9 @@ import string
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-
+from ..common.humanize import humanize_count
 from .entry import escape_braces, suggest, unsendable_characters
 
 _ROOTS: Final = ("wildcards", "input", "output", "threads", "resources")
@@ -41,38 +40,7 @@ class TemplateWords:
     paths: bool = False
 
 
-class ParameterValue:
-    """An unresolved value.
-
-    Attributes:
-        needs: which of `_ROOTS` it depends on.
-    """
-
-    needs: frozenset[str]
-
-    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
-        """Return the value for a job.
-
-        Args:
-            things: the job's wildcards, input etc. by the names in `_ROOTS`, at least those in
-                `needs`.
-            relative: converts a file's path to one relative to the project's folder.
-
-        Raises:
-            ValueError: the value cannot be resolved.
-        """
-        raise NotImplementedError
-
-    def outline(self, wildcards: Any) -> str:
-        """Return the value as far as wildcards determine it.
-
-        It changes if the source does; but of a function that takes more than wildcards, only the
-        names of the parameters appear.
-        """
-        raise NotImplementedError
-
-
-def parse_value(given: object) -> ParameterValue:
+def parse_value(given: object) -> "ParameterValue":
     """Parse a value from a Snakefile.
 
     Raises:
@@ -98,7 +66,7 @@ def _text(given: object) -> str:
     raise ValueError(f"has to be a text, a number, a bool or a function, found {found}{hint}")
 
 
-class _Function(ParameterValue):
+class _Function:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         try:
@@ -114,8 +82,11 @@ class _Function(ParameterValue):
         self._asks = names[1:]
         self.needs = frozenset(("wildcards", *names[1:]))
 
-    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
-        del relative
+    def resolve(
+        self,
+        things: Mapping[str, Any],
+        relative: Callable[[str], str],  # noqa: ARG002
+    ) -> TemplateWords:
         named = {name: things[name] for name in self._asks}
         text = _text(self._function(things["wildcards"], **named))
         return TemplateWords((text,), text)
@@ -136,7 +107,13 @@ class _Field:
         return _NAMED.split(self.text, maxsplit=1)[0]
 
 
-class _Template(ParameterValue):
+class _Template:
+    """A text with placeholders.
+
+    Attributes:
+        needs: which of `_ROOTS` it depends on.
+    """
+
     def __init__(self, text: str) -> None:
         if complaint := unsendable_characters(text):
             raise ValueError(complaint)
@@ -149,6 +126,16 @@ class _Template(ParameterValue):
         self.needs = frozenset(part.root for part in self._parts if isinstance(part, _Field))
 
     def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
+        """Return the value for a job.
+
+        Args:
+            things: the job's wildcards, input etc. by the names in `_ROOTS`, at least those in
+                `needs`.
+            relative: converts a file's path to one relative to the project's folder.
+
+        Raises:
+            ValueError: the value cannot be resolved.
+        """
         if len(self._parts) == 1 and isinstance(part := self._parts[0], _Field):
             found = _look_up(part, things)
             if part.root in _FILES:
@@ -165,6 +152,7 @@ class _Template(ParameterValue):
         return _checked(raw, shown, paths=bool(self.needs & set(_FILES)))
 
     def outline(self, wildcards: Any) -> str:
+        """Return the value as far as wildcards determine it; it changes if the source does."""
         known = {"wildcards": wildcards}
         return "".join(
             part
@@ -174,6 +162,9 @@ class _Template(ParameterValue):
             else f"{{{part.text}:{part.spec}}}"
             for part in self._parts
         )
+
+
+ParameterValue: TypeAlias = _Template | _Function
 
 
 def _parts(text: str) -> Iterator[str | _Field]:
@@ -208,15 +199,10 @@ def _look_up(part: _Field, things: Mapping[str, Any]) -> Any:
     try:
         found, _ = string.Formatter().get_field(part.text, (), things)
     except (LookupError, AttributeError, TypeError, ValueError):
-        names: Any = getattr(things.get(part.root), "keys", list)()
-        raise ValueError(
-            f"the job has no {part.text}{suggest(part.text, _shown(part, names))}"
-        ) from (None)
+        keys: Any = getattr(things.get(part.root), "keys", list)()
+        known = [f"{part.root}.{name}" for name in keys if not str(name).startswith("_")]
+        raise ValueError(f"the job has no {part.text}{suggest(part.text, known)}") from None
     return found
-
-
-def _shown(part: _Field, names: Any) -> list[str]:
-    return [f"{part.root}.{name}" for name in names if not str(name).startswith("_")]
 
 
 def _formatted(found: Any, part: _Field) -> str:

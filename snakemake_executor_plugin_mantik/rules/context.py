@@ -2,8 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -14,66 +14,16 @@ from snakemake.logging import logger
 from snakemake.settings.types import PreemptibleRules
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, shorten_list
-from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
-from snakemake_executor_plugin_mantik.engine.forecast import WORKSPACE
-from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.jobs.script import PART_BYTES
-from snakemake_executor_plugin_mantik.staging.sources import select_sources
-
+from ..common.errors import UserError, shorten_list
+from ..config.exclude import Exclude, Include
+from ..config.model import BackendConfig
+from ..config.reading import LoadedConfig
+from ..engine.forecast import WORKSPACE
+from ..engine.request import Upload
+from ..jobs.paths import file_path
+from ..jobs.script import PART_BYTES
+from ..staging.sources import SourceFiles
 from . import Job
-
-
-@dataclass(frozen=True)
-class WorkflowOptions:
-    """Options of the `snakemake` command that apply to each job.
-
-    Attributes:
-        jobname: pattern of a job's name (`--jobname`), or None for the plugin's default.
-        precommand: command that runs before a job's command (`--precommand`), or None.
-        keep_incomplete: whether to download outputs of a failed job (`--keep-incomplete`).
-        deployed_here: the methods that Snakemake deploys on this machine and not at sites.
-    """
-
-    jobname: str | None = None
-    precommand: str | None = None
-    keep_incomplete: bool = False
-    deployed_here: frozenset[DeploymentMethod] = frozenset()
-
-
-def read_options(workflow: Any, at_sites: Collection[object]) -> WorkflowOptions:
-    """Read the options of this run; `at_sites` are the methods to deploy at sites.
-
-    Raises:
-        UserError: an option cannot work with this executor.
-    """
-    remote = workflow.remote_execution_settings
-    if remote.immediate_submit:
-        raise UserError(
-            "--immediate-submit does not work with the mantik executor",
-            do="Remove the option: --mantik-ahead submits jobs before their inputs exist",
-        )
-    if remote.jobscript is not None:
-        raise UserError(
-            "--jobscript does not work with the mantik executor, which writes its own job scripts",
-            do="Remove the option. Use --precommand, or PreRunCommandOnComputeNode in the backend"
-            " config, to run commands before each job",
-        )
-    if remote.preemptible_rules != PreemptibleRules() and remote.preemptible_retries is None:
-        # Snakemake (9.27) uses the number as the rules' retries, and breaks when a job fails.
-        raise UserError(
-            "--preemptible-rules does not work without --preemptible-retries",
-            do="Add --preemptible-retries NUMBER, or use --retries instead of --preemptible-rules",
-        )
-    return WorkflowOptions(
-        jobname=None if remote.jobname.startswith(_JOBNAME) else remote.jobname,
-        precommand=remote.precommand,
-        keep_incomplete=workflow.execution_settings.keep_incomplete,
-        deployed_here=frozenset(workflow.deployment_settings.deployment_method) - set(at_sites),
-    )
 
 
 def check_conda_here(workflow: Any, dag: Any) -> None:
@@ -86,9 +36,8 @@ def check_conda_here(workflow: Any, dag: Any) -> None:
     Raises:
         UserError: conda is requested for this machine and missing, and some job runs here.
     """
-    if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
-        return
-    if shutil.which("conda") is None and any(job.is_local for job in dag.needrun_jobs()):
+    asked = DeploymentMethod.CONDA in workflow.deployment_settings.deployment_method
+    if asked and not shutil.which("conda") and any(job.is_local for job in dag.needrun_jobs()):
         raise UserError(
             "nothing submitted: --software-deployment-method conda applies to jobs on this machine,"
             " which has no conda",
@@ -170,14 +119,60 @@ class RuleContext:
         deployment: which kinds of rules' own environments are deployed at the sites.
         workspace: returns the absolute path of the workspace at a site, and opens the site if
             necessary; before the run has started, a placeholder.
-        options: options of the `snakemake` command that apply to each job.
+        jobname: pattern of a job's name (`--jobname`), or None for the plugin's default.
+        precommand: command that runs before a job's command (`--precommand`), or None.
+        keep_incomplete: whether to download outputs of a failed job (`--keep-incomplete`).
+        deployed_here: the methods that Snakemake deploys on this machine and not at sites.
     """
 
     sites: Mapping[str, LoadedConfig]
     workdir: Path
     deployment: frozenset[Method] = frozenset()
     workspace: Callable[[str], str] = lambda _: WORKSPACE
-    options: WorkflowOptions = field(default_factory=WorkflowOptions)
+    jobname: str | None = None
+    precommand: str | None = None
+    keep_incomplete: bool = False
+    deployed_here: frozenset[Method] = frozenset()
+
+
+def read_context(
+    workflow: Any,
+    sites: Mapping[str, LoadedConfig],
+    workdir: Path,
+    deployment: frozenset[Method],
+) -> RuleContext:
+    """Read the options of this run; the other arguments are those of `RuleContext`.
+
+    Raises:
+        UserError: an option cannot work with this executor.
+    """
+    remote = workflow.remote_execution_settings
+    if remote.immediate_submit:
+        raise UserError(
+            "--immediate-submit does not work with the mantik executor",
+            do="Remove the option: --mantik-ahead submits jobs before their inputs exist",
+        )
+    if remote.jobscript is not None:
+        raise UserError(
+            "--jobscript does not work with the mantik executor, which writes its own job scripts",
+            do="Remove the option. Use --precommand, or PreRunCommandOnComputeNode in the backend"
+            " config, to run commands before each job",
+        )
+    if remote.preemptible_rules != PreemptibleRules() and remote.preemptible_retries is None:
+        # Snakemake (9.27) uses the number as the rules' retries, and breaks when a job fails.
+        raise UserError(
+            "--preemptible-rules does not work without --preemptible-retries",
+            do="Add --preemptible-retries NUMBER, or use --retries instead of --preemptible-rules",
+        )
+    return RuleContext(
+        sites,
+        workdir,
+        deployment,
+        jobname=None if remote.jobname.startswith(_JOBNAME) else remote.jobname,
+        precommand=remote.precommand,
+        keep_incomplete=workflow.execution_settings.keep_incomplete,
+        deployed_here=frozenset(workflow.deployment_settings.deployment_method) - deployment,
+    )
 
 
 @dataclass(frozen=True)
@@ -237,10 +232,10 @@ def select_small_files(directory: Path, workdir: Path, config: BackendConfig) ->
     Raises:
         UserError: they are too large together.
     """
-    chosen = select_sources(
-        directory, Exclude(config.exclude), products={os.path.relpath(workdir, directory)},
-        total_limit=config.site.sources_limit_bytes, include=Include(config.site.include),
-    )  # fmt: skip
+    chosen = SourceFiles(
+        directory, Exclude(config.exclude), {os.path.relpath(workdir, directory)},
+        Include(config.site.include),
+    ).select(config.site.sources_limit_bytes)  # fmt: skip
     report_withheld(str(directory), chosen.withheld)
     return [directory / path for path in chosen.paths]
 

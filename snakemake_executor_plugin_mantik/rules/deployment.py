@@ -21,15 +21,11 @@ from snakemake.deployment.conda import CondaEnvDirSpec, CondaEnvFileSpec
 from snakemake.shell import shell
 from snakemake.sourcecache import SourceFile
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, did_you_mean
-from snakemake_executor_plugin_mantik.config.environment import describe_software, image_path
-from snakemake_executor_plugin_mantik.config.named_files import (
-    NamedFileError,
-    follow_requirements,
-    rebase_requirements,
-)
-from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.jobs.deployment import (
+from ..common.errors import UserError, did_you_mean
+from ..config.environment import describe_software, image_path
+from ..config.named_files import NamedFileError, follow_requirements, rebase_requirements
+from ..engine.request import Upload
+from ..jobs.deployment import (
     MACHINES,
     CondaFile,
     Image,
@@ -38,10 +34,9 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
     wrap_modules,
     wrap_venv,
 )
-from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.mlproject.entry import read_python_env
-from snakemake_executor_plugin_mantik.mlproject.project import Project
-
+from ..jobs.paths import file_path
+from ..mlproject.entry import read_python_env
+from ..mlproject.project import Project
 from . import Job
 from .context import Payload, start_words
 from .site_job import ALL_METHODS, METHODS, OPTION, RuleEnvironment, SiteJob, read_own
@@ -58,12 +53,12 @@ def wrap_python_env(
     environment = project.environment
     assert environment is not None, "a project without an environment was asked for it"
     name, folder = environment.value, str(project.relative_folder())
-    asked = read_python_env(project.folder, name)
-    text = "".join(f"{line}\n" for line in asked.requirements)
+    version, requirements = read_python_env(project.folder, name)
+    text = "".join(f"{line}\n" for line in requirements)
     try:
         found = follow_requirements(text, posixpath.normpath(name), project.folder)
     except NamedFileError as error:
-        raise UserError(f"its python_env cannot be used: {error}", do="Correct the file") from None
+        raise NamedFileError(f"its python_env cannot be used: {error.what}") from None
     # The file that pip reads lies three levels below the workspace (`file_path`).
     base = posixpath.normpath(posixpath.join("../../..", folder, posixpath.dirname(name)))
     content = rebase_requirements(text, base).encode()
@@ -75,7 +70,7 @@ def wrap_python_env(
         command,
         rule=rule,
         folder=folder,
-        version=".".join(asked.version.split(".")[:2]),
+        version=".".join(version.split(".")[:2]),
     )
     return wrapped, (upload,), inputs
 
@@ -107,17 +102,16 @@ def wrap_deployment(payload: Payload, at: SiteJob) -> Payload:
         UserError: an environment file or image is not available.
     """
     own, rule = at.own, at.rule.name
-    if own.modules:
+    if own.modules or own.conda or (own.project is not None and not own.container):
         payload = _inside(payload)
+    if own.modules:
         payload = payload.around(wrap_modules(own.modules, payload.command, rule=rule))
     if own.conda:
-        payload = _inside(payload)
         environment, uploads = _conda(at.job, own)
         blocked = _BLOCKED if shell.conda_block_conflicting_envvars else ()
         text = wrap_conda(environment, payload.command, rule=rule, blocked=blocked)
         payload = payload.around(text, uploads)
     if own.project is not None and not own.conda and not own.container:
-        payload = _inside(payload)
         payload = payload.around(*wrap_python_env(own.project, payload.command, rule=rule))
     if own.container:
         start, more = start_words(payload)
@@ -187,11 +181,8 @@ def deployment_files(at: SiteJob) -> tuple[list[SourceFile], Path | None]:
         beside = [own.conda.file.replace_suffix([".yaml", ".yml"], suffix) for suffix in suffixes]
         exists = at.rule.workflow.sourcecache.exists
         sources = [own.conda.file, *(file for file in beside if file is not None and exists(file))]
-    if own.container and is_local_file(own.container):
-        path = Path(parse_uri(own.container).uri_path)
-        if path.exists():
-            return sources, path
-    return sources, None
+    image = own.container and is_local_file(own.container) and parse_uri(own.container).uri_path
+    return sources, Path(image) if image and os.path.exists(image) else None
 
 
 def _interpreter(script: bytes) -> str:
@@ -215,11 +206,7 @@ def _read(job: Job, file: Any) -> bytes | None:
 
 
 def _image(at: SiteJob, source: str) -> tuple[Image, tuple[Upload, ...], tuple[str, ...]]:
-    """Return a job's image, the uploads for it, and its path if it is in the working directory.
-
-    Raises:
-        UserError: the image does not exist, or is a directory.
-    """
+    """Return a job's image, the uploads for it, and its path if it is in the working directory."""
     of_site, workdir = at.software.apptainer, at.context.workdir
     image = Image(
         source,

@@ -16,31 +16,26 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
 from snakemake.io import is_flagged
 
-from snakemake_executor_plugin_mantik.common.secret_names import is_secret
-from snakemake_executor_plugin_mantik.common.state_directory import read_umask
-from snakemake_executor_plugin_mantik.config.environment import environment_uploads
-from snakemake_executor_plugin_mantik.config.exclude import Include
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.jobs.library import use_library
-from snakemake_executor_plugin_mantik.jobs.paths import SHADOWS
-from snakemake_executor_plugin_mantik.jobs.script import link_lines
-from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
-from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
-from snakemake_executor_plugin_mantik.staging.secret_files import SecretFiles
-from snakemake_executor_plugin_mantik.storage.paths import (
-    find_dataset,
-    find_storage_link,
-    storable_path,
-)
-
+from ..common.secret_names import is_secret
+from ..common.state_directory import read_umask
+from ..config.environment import environment_uploads
+from ..config.exclude import Include
+from ..config.model import BackendConfig
+from ..engine.request import JobRequest
+from ..jobs.library import use_library
+from ..jobs.paths import SHADOWS
+from ..jobs.script import link_lines
+from ..jobs.spec import Benchmark, OutputFile
+from ..sites.base import is_rest_safe
+from ..staging.secret_files import SecretFiles
+from ..storage.paths import find_dataset, find_storage_link, storable_path
 from . import Job
 from .context import Payload, RuleContext, refuse_rules, start_words
 from .deployment import has_launcher, wrap_deployment
@@ -55,7 +50,12 @@ from .kinds.shell_command import (
 from .paths import path_rewriting
 from .paths.job_paths import JobPaths, command_text
 from .paths.storage import is_unstaged, may_stay
-from .paths.workflow_code import is_source_file, stable_paths, upload_source_files
+from .paths.workflow_code import (
+    is_source_file,
+    read_snakefiles,
+    stable_paths,
+    upload_source_files,
+)
 from .resources import SITE_RESOURCE
 from .site_job import SiteJob
 from .units import job_display_name, job_identity, plain_path
@@ -82,16 +82,9 @@ def workflow_variables(workflow: Any, environ: Mapping[str, str]) -> dict[str, s
     Snakemake's own list of variables also has the credentials of storages. These stay on this
     machine unless jobs use the storage themselves (`rules/paths/storage.py`).
     """
-    names = {name for name in _set_by(workflow) if name in environ and _means_the_same(name)}
+    found = {each["name"] for text in read_snakefiles(workflow) for each in _SET.finditer(text)}
+    names = {name for name in found if name in environ and _means_the_same(name)}
     return {name: environ[name] for name in sorted(names | set(workflow.envvars))}
-
-
-def _set_by(workflow: Any) -> Iterator[str]:
-    """Yield the names of the variables that the Snakefiles set."""
-    for source in workflow.included:
-        with workflow.sourcecache.open(source) as file:
-            for found in _SET.finditer(file.read()):
-                yield found["name"]
 
 
 def _means_the_same(name: str) -> bool:
@@ -118,11 +111,7 @@ def secret_mistake(at: SiteJob) -> str | None:
 
 
 def refuse_secret_code(at: SiteJob, payload: Payload, *more: str) -> None:
-    """Refuse what a job's command needs that must not leave this machine; `more` has further files.
-
-    Raises:
-        UserError: names the rule and the files.
-    """
+    """Refuse files for a job's command, and `more`, that must not leave this machine."""
     made = set(map(str, at.rule.workflow.checkpoints.created_output))
     read = [path for path in payload.inputs if path not in made]
     read += [str(upload.local) for upload in payload.uploads if upload.local is not None]
@@ -171,9 +160,9 @@ def make_payload(at: SiteJob, iteration: int | None = None) -> Payload:
     else:
         payload = wrap_deployment(_thin(at, iteration), at)
         payload = shadow_payload(payload, at.job, iteration, also=payload.inputs)
-    if at.context.options.precommand:
+    if at.context.precommand:
         # As in Snakemake's own job scripts, a failure of the precommand ends the job.
-        before = f"{{ {at.context.options.precommand}\n}} || exit\n"
+        before = f"{{ {at.context.precommand}\n}} || exit\n"
         payload = replace(payload, command=before + payload.command)
     start, files = start_words(payload)
     if not files:
@@ -243,7 +232,7 @@ def make_request(at: SiteJob, *, secrets: Mapping[str, str], forced: bool) -> Jo
             outputs.append(OutputFile(measured))
         elif job.benchmark is not None and not is_unstaged(job, job.benchmark):
             outputs.append(OutputFile(plain_path(job.benchmark)))
-    payload = payloads[0]
+    payload, tmpdir = payloads[0], own_tmpdir(job)
     return JobRequest(
         number=job.jobid,
         job=job_identity(job),
@@ -255,7 +244,9 @@ def make_request(at: SiteJob, *, secrets: Mapping[str, str], forced: bool) -> Jo
         shell=payload.shell,
         resources={name: value for name, value in at.given.items() if name != SITE_RESOURCE},
         threads=job.threads,
-        variables=_job_variables(job),
+        # As Snakemake sets them around a command. The node makes a directory of the rule's own.
+        variables=dict.fromkeys(THREAD_VARIABLES, str(job.threads))
+        | ({} if tmpdir is None else {"TMPDIR": tmpdir}),
         inputs=tuple(dict.fromkeys([*inputs, *payload.inputs])),
         uploads=tuple({upload.path: upload for run in payloads for upload in run.uploads}.values()),
         outputs=tuple(outputs),
@@ -269,7 +260,7 @@ def make_request(at: SiteJob, *, secrets: Mapping[str, str], forced: bool) -> Jo
         forced=forced,
         launches=has_launcher(job),
         full=payload.full,
-        incomplete=at.context.options.keep_incomplete,
+        incomplete=at.context.keep_incomplete,
         storable=frozenset(filter(None, map(storable_path, job.input))),
         storage_link=find_storage_link(job),
         datasets=tuple(found.path for path in job.input if (found := find_dataset(path))),
@@ -279,7 +270,7 @@ def make_request(at: SiteJob, *, secrets: Mapping[str, str], forced: bool) -> Jo
 
 def message_name(job: Job, name: str, context: RuleContext) -> str:
     """Return the name of a job or group for messages: from `--jobname` if given, else `name`."""
-    wanted = context.options.jobname
+    wanted = context.jobname
     return name if wanted is None else str(job.format_wildcards(wanted))
 
 
@@ -299,16 +290,6 @@ def _list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
             yield OutputFile(path=place, kind="log")
 
 
-def _job_variables(job: Job) -> dict[str, str]:
-    """Return the environment variables that Snakemake sets around a command.
-
-    TMPDIR is there only if the rule has a directory of its own, which is made on the node.
-    """
-    tmpdir = own_tmpdir(job)
-    variables = dict.fromkeys(THREAD_VARIABLES, str(job.threads))
-    return variables if tmpdir is None else {**variables, "TMPDIR": tmpdir}
-
-
 def shadow_payload(
     payload: Payload, job: Job, iteration: int | None, also: tuple[str, ...] = ()
 ) -> Payload:
@@ -317,23 +298,19 @@ def shadow_payload(
     All repetitions (`iteration`) of a benchmark share the directory. `also` lists files of the
     workflow's directory that the command reads in addition to its inputs.
     """
-    depth = job.rule.shadow_depth
-    if depth is None:
+    if job.rule.shadow_depth is None:
         return payload
-    shadow = Shadow(
-        place=f"{SHADOWS}/{job_identity(job)[:16]}",
-        depth=depth,
+    start, uploads = start_words(payload)
+    text = wrap_shadow(
+        f"{SHADOWS}/{job_identity(job)[:16]}",
+        job.rule.shadow_depth,
+        shlex.join(start),
+        rule=job.rule.name,
         inputs=_relative(job.input),
         outputs=_relative(job.output),
         logs=_relative(job.log),
         also=also,
         storage_link=find_storage_link(job),
-    )
-    start, uploads = start_words(payload)
-    text = wrap_shadow(
-        shadow,
-        shlex.join(start),
-        rule=job.rule.name,
         first=not iteration,
         last=iteration is None or iteration + 1 == job.benchmark_repeats,
     )
@@ -351,59 +328,58 @@ def _relative(paths: object) -> tuple[str, ...]:
     )
 
 
-@dataclass(frozen=True)
-class Shadow:
-    """A job's shadow directory. All paths are relative to the workspace.
+def wrap_shadow(
+    place: str,
+    depth: str,
+    start: str,
+    *,
+    rule: str,
+    inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    logs: Sequence[str] = (),
+    also: Sequence[str] = (),
+    storage_link: str = "",
+    first: bool = True,
+    last: bool = True,
+) -> str:
+    """Return a text for bash that runs a program in a shadow directory.
 
-    Attributes:
-        place: its path.
+    Args:
+        place: the directory; all paths are relative to the workspace.
         depth: `minimal`, `copy-minimal`, `shallow` or `full`.
+        start: the program and its arguments, quoted.
+        rule: the rule's name, for messages.
         inputs: the rule's inputs.
         outputs: files that are moved out of it after a success.
         logs: files that are moved out of it in any case.
         also: further files that the command reads; linked unless they are there already.
         storage_link: see `jobs.spec.JobSpec`.
+        first: whether to make the directory, which later repetitions of a benchmark reuse.
+        last: whether to remove it; a failure does so, too.
     """
 
-    place: str
-    depth: str
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    logs: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
-    storage_link: str = ""
+    def linked(paths: Sequence[str]) -> list[str]:
+        """Return each path, and the target of a link to it from the shadow directory."""
+        at = (os.path.dirname(os.path.join(place, path)) for path in paths)
+        return [word for path in paths for word in (path, os.path.relpath(path, next(at)))]
 
-
-def wrap_shadow(
-    shadow: Shadow, start: str, *, rule: str, first: bool = True, last: bool = True
-) -> str:
-    """Return a text for bash that runs a program in a shadow directory.
-
-    `start` is the program and its arguments, quoted. The `first` repetition of a benchmark makes
-    the directory, which later ones reuse. The `last` one, or one that fails, removes it.
-    """
-    folders = {os.path.dirname(path) for path in (*shadow.inputs, *shadow.outputs, *shadow.logs)}
+    folders = {os.path.dirname(path) for path in (*inputs, *outputs, *logs)}
     arrays = {
         "folders": sorted(filter(None, folders)),
-        "shadow_inputs": [word for path in shadow.inputs for word in (path, _back(path, shadow))],
-        "also": [word for path in shadow.also for word in (path, _back(path, shadow))],
-        "shadow_outputs": shadow.outputs,
-        "shadow_logs": shadow.logs,
+        "shadow_inputs": linked(inputs),
+        "also": linked(also),
+        "shadow_outputs": outputs,
+        "shadow_logs": logs,
     }
     return "\n".join(
         [
             f"{use_library()} || exit 1",
             f"_m_who={shlex.quote(f'rule {rule}')}",
-            f"_m_shadow={shlex.quote(shadow.place)} _m_depth={shadow.depth}",
+            f"_m_shadow={shlex.quote(place)} _m_depth={depth}",
             f"_m_first={'yes' if first else ''} _m_last={'yes' if last else ''}",
-            *(link_lines(shadow.storage_link) if shadow.storage_link else ()),
+            *(link_lines(storage_link) if storage_link else ()),
             *(f"_m_{name}=({shlex.join(words)})" for name, words in arrays.items() if words),
             f"_m_run_in_shadow {start}",
             "",
         ]
     )
-
-
-def _back(path: str, shadow: Shadow) -> str:
-    """Return the target of a link at the path in the shadow directory."""
-    return os.path.relpath(path, os.path.dirname(os.path.join(shadow.place, path)))

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,18 +21,12 @@ from snakemake.io import is_callable, is_flagged
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    UserError,
-    did_you_mean,
-    printable,
-    shorten_list,
-)
-from snakemake_executor_plugin_mantik.common.state_directory import replace_file
-from snakemake_executor_plugin_mantik.jobs.paths import OURS
-from snakemake_executor_plugin_mantik.jobs.resources import foreign_resource, suggest_resource
-from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake
-from snakemake_executor_plugin_mantik.storage.paths import find_dataset
-
+from ..common.errors import MistakeCollector, UserError, did_you_mean, printable, shorten_list
+from ..common.state_directory import replace_file
+from ..jobs.paths import OURS
+from ..jobs.resources import foreign_resource, suggest_resource
+from ..mlproject.project import folder_mistake
+from ..storage.paths import find_dataset
 from .context import refuse_rules
 from .kinds.groups import Unit, group_obstacle
 from .kinds.shell_command import format_resources, placeholder_in_group
@@ -57,18 +52,13 @@ class Check:
     do: str
     find: Callable[[Unit, SiteJob], str | None]
 
-    def mistakes(self, units: Iterable[Unit]) -> dict[str, str]:
-        """Return the mistakes by rule."""
-        found = ((at, self.find(unit, at)) for unit in units for at in unit.members)
-        return {at.rule.name: mistake for at, mistake in found if mistake is not None}
-
-    def refuse(self, units: Iterable[Unit]) -> None:
-        """Refuse mistaken units.
-
-        Raises:
-            UserError: lists each rule, once, with a mistake.
-        """
-        refuse_rules(self.mistakes(units), self.what, self.do)
+    def refuse(self, units: Iterable[Unit], found: MistakeCollector | None = None) -> set[str]:
+        """Refuse mistaken units, or collect that in `found`; return the mistaken rules."""
+        looked = ((at, self.find(unit, at)) for unit in units for at in unit.members)
+        mistakes = {at.rule.name: mistake for at, mistake in looked if mistake is not None}
+        with found.check() if found is not None else nullcontext():
+            refuse_rules(mistakes, self.what, self.do)
+        return set(mistakes)
 
 
 def _obstacle(unit: Unit, at: SiteJob) -> str | None:
@@ -80,7 +70,7 @@ def _obstacle(unit: Unit, at: SiteJob) -> str | None:
         placeholder_in_group(unit.job, at.job)
         or _deployed_here(at)
         or _script(at)
-        or _project(at)
+        or (at.entry_point and folder_mistake(at.entry_point.project.relative_folder()))
         or stored_mistake(at.job, at.full)
         or _paths(at)
         or group_obstacle(unit, at)
@@ -110,6 +100,8 @@ DATASETS: Final = Check(
     _dataset_mistake,
 )
 SECRETS: Final = Check(*SECRET_FILES, lambda _, at: secret_mistake(at))
+CHECKS: Final = (OBSTACLES, DATASETS, SECRETS)
+"""What each job is asked before it is submitted."""
 
 
 def find_mistakes(here: Iterable[SiteJob], units: Iterable[Unit], linemaps: Any) -> dict[str, str]:
@@ -144,11 +136,7 @@ def describe_error(error: Exception, linemaps: Any) -> str:
 
 
 def refuse_mistakes(found: Mapping[str, str]) -> None:
-    """Refuse the workflow if `find_mistakes` has found any mistake.
-
-    Raises:
-        UserError: lists all mistakes.
-    """
+    """Refuse the workflow if `find_mistakes` has found any mistake."""
     if found:
         listed = shorten_list(found[name] for name in sorted(found))
         mistakes = "\n".join(listed).replace("\n", "\n  ")
@@ -191,19 +179,13 @@ def _deployed_here(at: SiteJob) -> str | None:
         DeploymentMethod.APPTAINER: at.rule.container_img,
         DeploymentMethod.ENV_MODULES: at.rule.env_modules,
     }
-    for method in at.context.options.deployed_here:
+    for method in at.context.deployed_here:
         if deployed.get(method):
             return (
                 f"has an environment that --software-deployment-method {method} deploys on this"
                 f" machine and not at a site (use --mantik-software-deployment {method} instead)"
             )
     return None
-
-
-def _project(at: SiteJob) -> str | None:
-    """Return what is wrong with the folder of the job's MLproject, or None."""
-    entry = at.entry_point
-    return None if entry is None else folder_mistake(entry.project.relative_folder())
 
 
 def _script(at: SiteJob) -> str | None:
@@ -259,9 +241,6 @@ def refuse_slips(jobs: Iterable[SiteJob], limits: Collection[str]) -> None:
 
     The job would run without what the rule requests. Resources in `limits`, which Snakemake itself
     limits (`--resources`), are the workflow's own.
-
-    Raises:
-        UserError: lists each of them once per rule.
     """
     found: dict[str, None] = {}
     for at in jobs:
@@ -319,24 +298,20 @@ class MissingSnakemake:
             self._known = {}  # the next full job will report the lack again
 
     def refuse(self, jobs: Iterable[SiteJob]) -> None:
-        """Refuse full jobs at sites where an earlier one found no fitting Snakemake.
-
-        Raises:
-            UserError: there are such jobs. Quotes the message of the last one.
-        """
+        """Refuse full jobs at sites where an earlier one found no fitting Snakemake."""
         rules: dict[str, dict[str, None]] = {}
         for at in jobs:
             # The records are about `Environment`.
             if at.full and ENVIRONMENT_RESOURCE not in at.known and self._lack(at.site):
                 rules.setdefault(at.site, {})[at.rule.name] = None
         if rules:
+            listed = (
+                f"{'rule' if len(names) == 1 else 'rules'} {', '.join(names)} cannot run at {site},"
+                f" where the last such job reported: {self._lack(site)}"
+                for site, names in rules.items()
+            )
             raise UserError(
-                "nothing submitted: "
-                + "; ".join(
-                    f"{'rule' if len(names) == 1 else 'rules'} {', '.join(names)} cannot run at"
-                    f" {site}, where the last such job reported: {self._lack(site)}"
-                    for site, names in rules.items()
-                ),
+                f"nothing submitted: {'; '.join(listed)}",
                 do="If you have installed it since, run smk-mantik bootstrap SITE to check again",
             )
 
@@ -351,16 +326,13 @@ class MissingSnakemake:
             lines = log.read_text(errors="replace").splitlines()
         except OSError:
             return
-        for line in lines:
-            # In a group the member's name precedes the message.
-            _, found, more = line.partition(LACK)
-            if found:
-                message = printable(f"{LACK}{more}".removeprefix("mantik:").strip())
-                self._known[site] = {"environment": self._environments[site], "said": message}
-                replace_file(self._path, json.dumps(self._known))
-                return
+        # In a group the member's name precedes the message.
+        said = next((line.partition(LACK)[2] for line in lines if LACK in line), None)
+        if said is not None:
+            message = printable(f"{LACK}{said}".removeprefix("mantik:").strip())
+            self._known[site] = {"environment": self._environments[site], "said": message}
+            replace_file(self._path, json.dumps(self._known))
 
     def forget(self, site: str) -> None:
-        """Remove the record of a site that has a Snakemake now."""
         if self._known.pop(site, None) is not None:
             replace_file(self._path, json.dumps(self._known))

@@ -10,20 +10,16 @@ from snakemake.common.tbdstring import TBDString
 from snakemake.resources import Resources
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, did_you_mean, find_alike
-from snakemake_executor_plugin_mantik.config.environment import unknown_environment
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, parse_reasons
-from snakemake_executor_plugin_mantik.jobs.segments import (
-    CHECKPOINT_PATHS,
-    CONTINUE,
-    CONTINUE_ON,
-    WARN,
-)
-
+from ..common.errors import UserError, did_you_mean, find_alike
+from ..config.environment import unknown_environment
+from ..config.model import BackendConfig
+from ..jobs.reasons import FAILURES, Reason, parse_reasons
+from ..jobs.segments import CHECKPOINT_PATHS, CONTINUE, CONTINUE_ON, WARN
 from . import Job
 
 SITE_RESOURCE = "mantik_site"
+WAIT_RESOURCE = "mantik_wait"
+"""Sets how long a job may wait to start at a site before it goes to the next one of its sites."""
 ENVIRONMENT_RESOURCE = "mantik_environment"
 """Names one of the environments in the config of the rule's site. By default, `Environment`."""
 RETRY_RESOURCE = "mantik_retry_on"
@@ -32,6 +28,7 @@ TRACK_RESOURCE = "mantik_track"
 """Sets whether a rule's jobs become MLflow runs. By default, `--mantik-track` decides."""
 _OURS = {
     SITE_RESOURCE: "Choose the site",
+    WAIT_RESOURCE: "Limit how long a job waits at a site",
     ENVIRONMENT_RESOURCE: "Choose the environment",
     RETRY_RESOURCE: "Limit retries to reasons",
     TRACK_RESOURCE: "Choose whether jobs are tracked",
@@ -83,11 +80,7 @@ def are_resources_known(job: Job) -> bool:
 
 
 def job_retry_reasons(job: Job) -> Collection[Reason]:
-    """Return the reasons of failure after which a job is retried, as far as it has retries.
-
-    Raises:
-        UserError: the value of `mantik_retry_on` is invalid.
-    """
+    """Return the reasons of failure after which a job is retried, as far as it has retries."""
     return parse_retry_reasons(job.resources.get(RETRY_RESOURCE))
 
 
@@ -117,24 +110,32 @@ def _expression(resource: Any) -> object:
     return inspect.getclosurevars(inspect.unwrap(evaluator)).nonlocals.get("value")
 
 
-def choose_site(resources: dict[str, object], sites: Mapping[str, object]) -> str:
-    """Remove the site from a rule's resources and return its name, by default the first site.
+def choose_sites(resources: dict[str, object], sites: Mapping[str, object]) -> tuple[str, ...]:
+    """Remove the sites from a rule's resources and return their names, by default the first site.
+
+    Several, separated by commas, are tried in their order (`WAIT_RESOURCE`).
 
     Raises:
-        UserError: the site is unknown, or a resource looks like a misspelt `mantik_…` resource.
+        UserError: a site is unknown, a resource looks like a misspelt `mantik_…` resource, or there
+            are several sites and it is not said how long a job waits at each.
     """
     refuse_misspelt(resources)
     wanted = resources.pop(SITE_RESOURCE, None)
-    if wanted is None:
-        return next(iter(sites))
-    if wanted in sites:
-        return str(wanted)
-    likely = did_you_mean(find_alike(str(wanted), sites))
-    raise UserError(
-        f"there is no site {wanted!r}{likely}; the known ones are {', '.join(sites)}",
-        where=f"the resource {SITE_RESOURCE}",
-        do="Correct the name, or add the site's config with --mantik-backend-config",
-    )
+    names = [name.strip() for name in str(wanted).split(",")] if wanted is not None else []
+    for name in names:
+        if name not in sites:
+            likely = did_you_mean(find_alike(name, sites))
+            raise UserError(
+                f"there is no site {name!r}{likely}; the known ones are {', '.join(sites)}",
+                where=f"the resource {SITE_RESOURCE}",
+                do="Correct the name, or add the site's config with --mantik-backend-config",
+            )
+    if len(names) > 1 and resources.get(WAIT_RESOURCE) is None:
+        raise UserError(
+            f"the resource {SITE_RESOURCE}={wanted!r} does not say when to try the next site",
+            do=f'Add how long a job may wait to start at each, such as {WAIT_RESOURCE}="30m"',
+        )
+    return tuple(names) or tuple(sites)[:1]
 
 
 def choose_environment(resources: Mapping[str, object], config: BackendConfig) -> str:
@@ -160,11 +161,7 @@ def _misspelt(name: str) -> str | None:
 
 
 def refuse_misspelt(names: Iterable[str]) -> None:
-    """Refuse misspelt names of this plugin's resources, which would be ignored silently.
-
-    Raises:
-        UserError: a resource looks like one of them.
-    """
+    """Refuse misspelt names of this plugin's resources, which would be ignored silently."""
     for name in names:
         if ours := _misspelt(name):
             raise UserError(

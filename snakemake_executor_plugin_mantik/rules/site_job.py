@@ -16,26 +16,29 @@ from snakemake.io import is_flagged
 from snakemake.sourcecache import LocalSourceFile
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.jobs.segments import (
+from ..common.errors import UserError
+from ..config.environment_keys import EnvironmentConfig
+from ..config.model import BackendConfig
+from ..jobs.segments import (
     CONTINUE,
     SEGMENT_RESOURCES,
     Continuation,
     parse_continuation,
+    parse_time,
 )
-from snakemake_executor_plugin_mantik.mlproject.project import (
-    BoundEntryPoint,
-    Project,
-    find_bound_entry_point,
-)
-
+from ..mlproject.project import BoundEntryPoint, Project, find_bound_entry_point
+from ..storage.paths import find_dataset, storable_path
 from . import Job
 from .context import Method, RuleContext
 from .paths.job_paths import JobPaths
 from .paths.storage import WORDS, jobs_use_storage
-from .resources import SITE_RESOURCE, choose_environment, choose_site, given_resources
+from .resources import (
+    SITE_RESOURCE,
+    WAIT_RESOURCE,
+    choose_environment,
+    choose_sites,
+    given_resources,
+)
 
 if TYPE_CHECKING:
     from .kinds.script_file import ScriptFile
@@ -126,19 +129,17 @@ class RuleEnvironment:
 
 def read_own(job: Job, methods: Collection[Method]) -> RuleEnvironment:
     """Read a job's own environment, restricted to the requested methods."""
-    rule = job.rule
-    bare = rule.ruleinfo.container_img is False  # the rule itself does not keep `container: None`
-    if not (rule.env_modules or job.conda_env_spec or job.container_img_url or bare):
+    modules, image = job.rule.env_modules, job.container_img_url
+    bare = job.rule.ruleinfo.container_img is False  # the rule does not keep `container: None`
+    if not (modules or job.conda_env_spec or image or bare):
         return _of_project(job, methods)
+    in_image = DeploymentMethod.APPTAINER in methods
+    with_modules = modules and DeploymentMethod.ENV_MODULES in methods
     return RuleEnvironment(
-        modules=tuple(rule.env_modules.names)
-        if DeploymentMethod.ENV_MODULES in methods and rule.env_modules
-        else None,
+        modules=tuple(modules.names) if with_modules else None,
         conda=job.conda_env_spec if DeploymentMethod.CONDA in methods else None,
-        container=str(job.container_img_url)
-        if DeploymentMethod.APPTAINER in methods and job.container_img_url
-        else None,
-        bare=bare and DeploymentMethod.APPTAINER in methods,
+        container=str(image) if in_image and image else None,
+        bare=bare and in_image,
     )
 
 
@@ -165,10 +166,12 @@ class SiteJob:
     Snakemake if it cannot be evaluated.
     """
 
-    def __init__(self, job: Job, context: RuleContext) -> None:
+    def __init__(self, job: Job, context: RuleContext, turn: int = 0) -> None:
+        """Prepare; `turn` is the number of the one of its sites that it is to run at."""
         self.job = job
         self.rule: Any = job.rule
         self.context = context
+        self._turn = turn
 
     @cached_property
     def given(self) -> dict[str, object]:
@@ -184,19 +187,42 @@ class SiteJob:
         return frozenset(name for name, value in self.given.items() if isinstance(value, TBDString))
 
     @cached_property
-    def _placed(self) -> tuple[str, dict[str, object]]:
+    def _placed(self) -> tuple[tuple[str, ...], dict[str, object]]:
         known = {name: value for name, value in self.given.items() if name not in self.later}
-        return choose_site(known, self.context.sites), known
+        return choose_sites(known, self.context.sites), known
 
     @property
     def known(self) -> dict[str, object]:
         """The other resources, without the site."""
         return self._placed[1]
 
+    @cached_property
+    def sites(self) -> tuple[str, ...]:
+        """The names of the sites that it may run at, in order; the first one if none is known yet.
+
+        A job whose inputs may stay at a site runs at the first one.
+        """
+        names, _ = self._placed
+        stays = len(names) > 1 and any(
+            find_dataset(path) or storable_path(path) is not None for path in self.job.input
+        )
+        return names[:1] if stays else names
+
     @property
     def site(self) -> str:
-        """The name of its site; of the first one if that is not known yet."""
-        return self._placed[0]
+        """The name of the site that it is to run at."""
+        return self.sites[min(self._turn, len(self.sites) - 1)]
+
+    @property
+    def patience_s(self) -> int | None:
+        """How long it may wait to start at its site; None at the last of its sites.
+
+        Raises:
+            UserError: the value is no time.
+        """
+        last = self._turn >= len(self.sites) - 1
+        wait = self.known.get(WAIT_RESOURCE)
+        return None if last or wait is None else parse_time(WAIT_RESOURCE, wait)
 
     @property
     def has_site(self) -> bool:

@@ -3,18 +3,17 @@
 import hashlib
 import json
 import os
-import uuid
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from snakemake.common.tbdstring import TBDString
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.journal import job_name
-from snakemake_executor_plugin_mantik.mlproject.entry import read_call
-from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
-from snakemake_executor_plugin_mantik.tracking.run import TrackedMember, TrackedRun, flatten_config
-
+from ..common.errors import UserError
+from ..journal import job_name
+from ..mlproject.entry import read_call
+from ..mlproject.project import find_bound_entry_point
+from ..tracking.run import TrackedMember, TrackedRun, flatten_config
 from . import Job
 from .paths.job_paths import plain_params
 from .resources import TRACK_RESOURCE
@@ -107,11 +106,7 @@ def _renew_layers(group: Job) -> None:
 
 def _named(group: Job) -> bool:
     """Return whether the user named the group. Snakemake itself uses a UUID as name."""
-    try:
-        uuid.UUID(str(group.groupid))
-    except ValueError:
-        return True
-    return False
+    return re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", str(group.groupid)) is None
 
 
 def job_identity(job: Job) -> str:
@@ -134,9 +129,7 @@ def job_display_name(job: Job) -> str:
 Which = Literal["mlproject", "all", "none"]
 """Values of `--mantik-track`: track the jobs that run an entry point, all jobs, or none."""
 _ONE: Final = "one"
-_WORDS: Final[Mapping[str, bool]] = {
-    "all": True, "true": True, _ONE: True, "none": False, "false": False,
-}  # fmt: skip
+_WORDS: Final = {"all": True, "true": True, _ONE: True, "none": False, "false": False}
 
 
 def tracking_request(job: Job) -> bool | None:
@@ -168,9 +161,6 @@ def is_tracked(members: Sequence[Job], which: Which) -> bool:
     without it `which`. A group is one job at its site with one run. It has one if a member requests
     it, if all jobs are tracked and no member opts out, or if a member runs an entry point: this
     member's run needs one above it.
-
-    Raises:
-        UserError: the resource `mantik_track` of a rule is invalid.
     """
     if which == "none":
         return False
@@ -218,5 +208,4 @@ def make_tracked_run(members: Sequence[Job]) -> TrackedRun:
         for name, value in params.items()
         if isinstance(value, str | int | float) and not isinstance(value, TBDString)
     }
-    shown = wildcards | flatten_config(plain, str)
-    return TrackedRun(None, wildcards, params=shown, one=one)
+    return TrackedRun(None, wildcards, params=wildcards | flatten_config(plain, str), one=one)

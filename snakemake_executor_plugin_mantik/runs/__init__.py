@@ -13,7 +13,7 @@ job continues at its site, and `smk-mantik runs continue` starts a new controlle
 
 from collections.abc import Mapping
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+from ..common.errors import MantikError, UserError
 
 __all__ = ["MantikError", "UserError", "rerun"]
 
@@ -52,13 +52,11 @@ def rerun(
     import os
 
     from .directories import config_of_file
-    from .submit import resubmit_run
+    from .submit import SubmitRequest, submit_run
 
-    return resubmit_run(
-        run_id,
-        site=config_of_file(site, os.environ) if site else None,
-        account=account,
-        name=name,
-        tags=tags or {},
-        key=key,
+    chosen = config_of_file(site, os.environ) if site else None
+    return submit_run(
+        SubmitRequest(
+            again=run_id, chosen=chosen, account=account, name=name, tags=tags or {}, key=key
+        )
     )

@@ -18,9 +18,8 @@ from mlflow.projects.backend.abstract_backend import AbstractBackend
 from mlflow.projects.submitted_run import SubmittedRun
 from mlflow.utils.logging_utils import eprint
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.tracking.run import tracking_target, without_user
-
+from ..common.errors import MantikError
+from ..tracking.run import tracking_target, without_user
 from . import controller
 from .controller import run_status, settle_run
 from .directories import RunDirectory, config_of_values, runs_home
@@ -108,6 +107,7 @@ class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not type
                 SubmitRequest(
                     project_uri.strip("'\""), chosen, entry_point, version or "",
                     parameters={name: str(value) for name, value in (params or {}).items()},
+                    extra=chosen.extra,
                     experiment_id=str(experiment_id), name=_name(),
                     account=chosen.account, tags=tags,
                     tracking_uri=_absolute(tracking_uri),

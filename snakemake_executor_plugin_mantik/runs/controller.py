@@ -22,14 +22,12 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO, Final
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.common.locks import take_lock
-from snakemake_executor_plugin_mantik.common.state_directory import STATE, open_private
-from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE
-from snakemake_executor_plugin_mantik.tracking.cursor import count_unpublished, is_reported
-from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker_client import WORKER
-
+from ..common.errors import MantikError, UserError
+from ..common.locks import take_lock
+from ..common.state_directory import STATE, open_private
+from ..journal import JOURNAL_FILE
+from ..tracking.cursor import count_unpublished, is_reported
+from ..tracking.worker_client import start_worker
 from .directories import RunDirectory
 
 _REASON: Final = "it ended before a job was submitted; see smk-mantik runs logs"
@@ -55,7 +53,7 @@ def settle_run(directory: RunDirectory) -> None:
         return
     pending, published = _tracked(directory)
     if pending:
-        _start_worker(directory.workdir)
+        start_worker(directory.workdir)
         return
     if not published:
         from .store import RunStore
@@ -74,15 +72,6 @@ def _tracked(directory: RunDirectory) -> tuple[bool, bool]:
         return count_unpublished(workdir) > 0, is_reported(workdir, directory.request.run_id)
     except sqlite3.Error:
         return False, False
-
-
-def _start_worker(workdir: Path) -> None:
-    with (workdir / DIRECTORY / "worker.log").open("ab") as log:
-        subprocess.run(
-            ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-P", "-m", WORKER],
-            cwd=workdir, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
-            start_new_session=True, check=False,
-        )  # fmt: skip
 
 
 MODULE: Final = "snakemake_executor_plugin_mantik.runs.controller"
@@ -135,8 +124,8 @@ def start_controller(directory: RunDirectory, environ: Mapping[str, str] | None 
 
 def controller_environment(directory: RunDirectory, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a run's controller."""
-    from snakemake_executor_plugin_mantik.sites.credentials import variable_prefix
-    from snakemake_executor_plugin_mantik.tracking.run import without_user
+    from ..sites.credentials import variable_prefix
+    from ..tracking.run import without_user
 
     request = directory.request
     made = {n: v for n, v in environ.items() if not n.startswith(_FOREIGN)}
@@ -230,10 +219,7 @@ class _Controller:
         return code
 
     def _words(self) -> list[str]:
-        from snakemake_executor_plugin_mantik.mlproject.single_rule import (
-            prepare_single_rule,
-            snakemake_command,
-        )
+        from ..mlproject.single_rule import prepare_single_rule, snakemake_command
 
         request = self._directory.request
         site = f"{request.site}={self._directory.path / request.config}"

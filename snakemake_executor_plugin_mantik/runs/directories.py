@@ -11,34 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    ConfigError,
-    MantikError,
-    Mistake,
-    UserError,
-)
-from snakemake_executor_plugin_mantik.common.locks import is_locked
-from snakemake_executor_plugin_mantik.common.state_directory import (
-    STATE,
-    data_home,
-    make_private,
-    replace_file,
-)
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.config.reading import (
+from ..common.errors import ConfigError, MantikError, Mistake, UserError
+from ..common.locks import is_locked
+from ..common.state_directory import STATE, data_home, make_private, replace_file
+from ..config.model import BackendConfig
+from ..config.reading import (
     KINDS,
     check_site_name,
     parse_backend_config,
     read_config_named,
     split_spec,
 )
-from snakemake_executor_plugin_mantik.journal import (
-    JOURNAL_FILE,
-    TryRecord,
-    TryState,
-    read_history,
-)
-from snakemake_executor_plugin_mantik.mlproject.command_line import ContinueOptions
+from ..journal import JOURNAL_FILE, TryRecord, TryState, read_history
+from ..mlproject.command_line import ContinueOptions
 
 RUNS_VARIABLE: Final = "MANTIK_RUNS"
 """The variable that names the directory of all runs."""

@@ -14,11 +14,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.mlproject.command_line import CommandFiles
-from snakemake_executor_plugin_mantik.mlproject.entry import suggest
-from snakemake_executor_plugin_mantik.mlproject.single_rule import output_lines, write_snakefile
-from snakemake_executor_plugin_mantik.rules.kinds.script_file import imported_siblings
+from ..common.errors import UserError
+from ..mlproject.command_line import CommandFiles
+from ..mlproject.entry import suggest
+from ..mlproject.single_rule import output_lines, write_snakefile
+from ..rules.kinds.script_file import imported_siblings
 
 _FUNCTION: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import unquote
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, find_alike
-from snakemake_executor_plugin_mantik.tracking.run import without_user
+from ..common.errors import UserError, find_alike
+from ..tracking.run import without_user
 
 _FETCH_S: Final = 1800.0
 """The most seconds that one git command may take."""

@@ -5,15 +5,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, find_alike
-from snakemake_executor_plugin_mantik.config.units import parse_duration
-from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
-
+from ..common.errors import MantikError, UserError, find_alike
+from ..config.units import parse_duration
+from ..tracking.run import WAITING_REASON
 from . import local_runs
 from .controller import run_status, settle_run
 from .directories import RunDirectory, runs_home
@@ -61,9 +60,6 @@ class RunRow:
     here: bool
     uri: str
     times: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

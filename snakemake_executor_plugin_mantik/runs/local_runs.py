@@ -10,15 +10,14 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.config.reading import read_config_named
-from snakemake_executor_plugin_mantik.connections.connect import visit_site
-from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Site
-from snakemake_executor_plugin_mantik.views.sites import LOOK_S, PIECE, JobLog
-from snakemake_executor_plugin_mantik.views.workflow import present_tries
-
+from ..common.errors import MantikError, UserError
+from ..common.state_directory import STATE
+from ..config.reading import read_config_named
+from ..connections.connect import visit_site
+from ..journal import JOURNAL_FILE, TryRecord
+from ..sites.base import Site
+from ..views.sites import LOOK_S, PIECE, JobLog
+from ..views.workflow import present_tries
 from . import controller
 from .directories import NEW_PREFIX, RunDirectory, runs_home
 

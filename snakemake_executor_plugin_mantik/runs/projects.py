@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from snakemake_executor_plugin_mantik.common.errors import Mistake, UserError
-from snakemake_executor_plugin_mantik.config.environment import environment_uploads
-from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
-from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING, Matching
-from snakemake_executor_plugin_mantik.staging.sources import list_candidates
-from snakemake_executor_plugin_mantik.tracking.run import git_tags, without_user
-
+from ..common.errors import Mistake, UserError
+from ..config.environment import environment_uploads
+from ..config.exclude import Exclude, Include
+from ..config.model import BackendConfig
+from ..mlproject.single_rule import RESULTS
+from ..staging.secret_files import EVERYTHING, Matching
+from ..staging.sources import list_candidates
+from ..tracking.run import git_tags, without_user
 from . import git
 from .directories import RunDirectory, runs_home
 

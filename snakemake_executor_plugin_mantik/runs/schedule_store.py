@@ -13,9 +13,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.common.state_directory import make_private, open_private
-
+from ..common.errors import MantikError, UserError
+from ..common.state_directory import make_private, open_private
 from .schedules import Firing, FiringState, MissedPolicy, Schedule
 
 SCHEDULES_FILE: Final = "schedules.sqlite"

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Final, Protocol
 from zoneinfo import ZoneInfo
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
-from snakemake_executor_plugin_mantik.common.state_directory import open_private
-
+from ..common.errors import MantikError
+from ..common.locks import is_locked, take_lock
+from ..common.state_directory import open_private
 from .schedule_store import CAUGHT_UP, ScheduleStore
 from .schedules import Firing, FiringState, MissedPolicy, Schedule, format_moment
 

@@ -15,13 +15,9 @@ from mlflow.entities import Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.tracking.requests import find_or_make
-from snakemake_executor_plugin_mantik.tracking.run import (
-    tracking_target,
-    without_user,
-    without_users,
-)
+from ..common.errors import MantikError, UserError
+from ..tracking.requests import find_or_make
+from ..tracking.run import tracking_target, without_user, without_users
 
 _BATCH: Final = 100
 ENDED: Final = ("FINISHED", "FAILED", "KILLED")
@@ -160,28 +156,21 @@ class RunStore:
                 found = self.client.get_experiment_by_name(experiment)
                 ids = [found.experiment_id] if found is not None else []
             else:
-                ids = self._experiments()
+                ids = [*self.experiments().values()]
             order = ["attributes.start_time DESC"] if latest else None
             if not ids:
                 return []
             return list(self.client.search_runs(ids, condition, max_results=limit, order_by=order))
 
-    def _experiments(self) -> list[str]:
-        return [each.experiment_id for each in self._all_experiments()]
-
-    def experiments(self) -> list[str]:
+    def experiments(self) -> dict[str, str]:
+        """Return the ids of all experiments by their names."""
         with self.mlflow_errors():
-            return [str(each.name) for each in self._all_experiments()]
-
-    def _all_experiments(self) -> list[Any]:
-        found: list[Any] = []
-        token = None
-        while True:
-            page = self.client.search_experiments(page_token=token)
-            found += page
-            token = page.token
-            if not token:
-                return found
+            page = self.client.search_experiments()
+            found = [*page]
+            while page.token:
+                page = self.client.search_experiments(page_token=page.token)
+                found += page
+        return {str(each.name): str(each.experiment_id) for each in found}
 
     def experiment_name(self, experiment_id: str) -> str:
         with self.mlflow_errors():

@@ -16,28 +16,22 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    ConfigError,
-    MantikError,
-    Mistake,
-    UserError,
-)
-from snakemake_executor_plugin_mantik.common.locks import take_lock
-from snakemake_executor_plugin_mantik.common.state_directory import open_private
-from snakemake_executor_plugin_mantik.config.reading import read_configs
-from snakemake_executor_plugin_mantik.connections.connect import find_site_credentials
-from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
-from snakemake_executor_plugin_mantik.mlproject.command_line import UNCHANGED, ContinueOptions
-from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint
-from snakemake_executor_plugin_mantik.mlproject.project import load
-from snakemake_executor_plugin_mantik.sites.credentials import find_account
-from snakemake_executor_plugin_mantik.tracking.run import user_name
-
+from ..common.errors import ConfigError, MantikError, Mistake, UserError
+from ..common.locks import take_lock
+from ..common.state_directory import open_private
+from ..config.reading import read_configs
+from ..connections.connect import find_site_credentials
+from ..jobs.resources import is_single_word
+from ..mlproject.command_line import UNCHANGED, ContinueOptions
+from ..mlproject.entry import EntryPoint
+from ..mlproject.project import load
+from ..sites.credentials import find_account
+from ..tracking.run import user_name
 from . import controller
 from .directories import (
     CONFIGS,
@@ -50,7 +44,7 @@ from .directories import (
     runs_home,
 )
 from .projects import TakenProject, missing_values, project_values, retake_project, take_project
-from .store import KEY, SITE, SUBMISSION, NewRun, RunStore, quote_filter, store_exists, tracking_uri
+from .store import KEY, SITE, SUBMISSION, RunStore, quote_filter, store_exists, tracking_uri
 
 NEVER: Final = "it was never submitted"
 _STALE_S: Final = 86400.0
@@ -59,18 +53,6 @@ ARRIVES_S: Final = 300.0
 """Seconds after which a server has created a requested run, or never will."""
 GIVE_UP_S: Final = 30 * 86400.0
 """Seconds after which a directory is removed although MLflow never answered."""
-
-
-@contextmanager
-def mark_unfinished(stage: RunDirectory) -> Iterator[None]:
-    """Mark a directory as being submitted from, by a lock on its file `making`.
-
-    Raises:
-        OSError: the lock file cannot be opened, or the file system has no locks.
-    """
-    with open_private(stage.making, "ab") as lock:
-        take_lock(lock)
-        yield
 
 
 def submission_tag(stage: RunDirectory) -> dict[str, str]:
@@ -100,28 +82,29 @@ def remove_aborted() -> dict[str, MantikError]:
     """
     failed: dict[str, MantikError] = {}
     for path in runs_home().glob(f"{NEW_PREFIX}*"):
-        try:
-            _clear(path, failed)
-        except OSError:  # just renamed or removed, or another user's
-            continue
+        # It may have been renamed or removed just now, or be another user's.
+        with suppress(OSError):
+            _clear(RunDirectory(path), time.time() - path.stat().st_mtime, failed)
     return failed
 
 
-def _clear(path: Path, failed: dict[str, MantikError]) -> None:
+def _clear(stage: RunDirectory, age: float, failed: dict[str, MantikError]) -> None:
     """Clear up one directory; add a store that does not answer to `failed`, and skip it then."""
-    stage, age = RunDirectory(path), time.time() - path.stat().st_mtime
     if not stage.making.exists():
         if age > _STALE_S:
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(stage.path, ignore_errors=True)
         return
     with stage.making.open("rb") as lock:
         if not take_lock(lock):
             return
-        uri = _store(stage)
+        try:
+            uri = stage.request.tracking_uri
+        except MantikError:
+            uri = ""  # no run was requested
         if uri and not _ended(uri, stage, failed) and age < GIVE_UP_S:
             return
         if not uri or age > ARRIVES_S:
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(stage.path, ignore_errors=True)
 
 
 def _ended(uri: str, stage: RunDirectory, failed: dict[str, MantikError]) -> bool:
@@ -136,35 +119,32 @@ def _ended(uri: str, stage: RunDirectory, failed: dict[str, MantikError]) -> boo
     return True
 
 
-def _store(stage: RunDirectory) -> str:
-    """Return the store that the run was requested from; empty: none that is known."""
-    try:
-        return stage.request.tracking_uri
-    except MantikError:
-        return ""
-
-
 @dataclass(frozen=True)
 class SubmitRequest:
     """The arguments of a submission.
 
     Attributes:
         uri: the project: a folder or a git URL, with `#sub` for a folder in it.
-        chosen: the backend config.
+        chosen: the backend config; None: that of the run `again`.
         version: a branch, tag or commit.
+        extra: parameters that the entry point does not declare.
         experiment, experiment_id: of the run; if both are empty, from MLflow's variables.
         name: the run's name; empty: MLflow makes one up.
         account: the compute budget account; empty: the environment's.
         tags: further tags of the run.
         tracking_uri: the MLflow store; empty: the environment's.
         going_on: how the job goes on past its walltime.
+        again: the MLflow id of a run whose directory is on this machine: its project, version,
+            entry point and store are submitted again, and what is empty here is as there.
+        key: as in `runs.rerun`.
     """
 
-    uri: str
-    chosen: ChosenConfig
+    uri: str = ""
+    chosen: ChosenConfig | None = None
     entry_point: str = "main"
     version: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, str] = field(default_factory=dict)
     experiment: str = ""
     experiment_id: str = ""
     name: str = ""
@@ -172,120 +152,86 @@ class SubmitRequest:
     tags: Mapping[str, str] = field(default_factory=dict)
     tracking_uri: str = ""
     going_on: ContinueOptions = UNCHANGED
+    again: str = ""
+    key: str = ""
 
 
 def submit_run(asked: SubmitRequest) -> str:
     """Submit a run and return its MLflow id. Needs mlflow.
 
     Raises:
-        UserError: with all mistakes found; nothing was submitted.
-        MantikError: a request to MLflow fails; or the controller cannot be started, but the run
-            exists.
+        UserError: no run `again` is on this machine, or with all mistakes found; nothing was
+            submitted.
+        MantikError: a request cannot be read, or one to MLflow fails; or the controller cannot be
+            started, but the run exists.
     """
+    old = _run_here(asked.again) if asked.again else None
+    if old is not None and asked.key and (found := _of_key(old.request.tracking_uri, asked.key)):
+        return found
     with _staging() as stage:
-        taken = take_project(asked.uri, asked.version, asked.chosen.config, stage)
-        config = _written(stage, asked.chosen)
-        parameters, extra = dict(asked.parameters), dict(asked.chosen.extra)
-        point = _entry(taken.folder, asked.entry_point)
+        if old is not None:
+            before = old.request
+            folder = retake_project(old.path / before.folder, stage)
+            taken = TakenProject(before.uri, folder, None, before.version)
+        else:
+            assert asked.chosen is not None
+            taken = take_project(asked.uri, asked.version, asked.chosen.config, stage)
+            before = _first_request(asked, taken)
+        if asked.chosen is None:
+            assert old is not None
+            with _writing(stage):
+                shutil.copytree(old.path / CONFIGS, stage.path / CONFIGS)
+            site, config, source = before.site, before.config, before.config_source
+        else:
+            site, source = asked.chosen.site, asked.chosen.source
+            config = str(_written(stage, asked.chosen).relative_to(stage.path))
+        point = _entry(taken.folder, before.entry_point)
+        parameters, extra = asked.parameters, asked.extra
         if point is not None and point.script:  # it declares no parameters and accepts any
             parameters, extra = {}, {**parameters, **extra}
         values = project_values(taken, parameters, _paths(point))
-        account = asked.account or find_account(asked.chosen.site, os.environ) or ""
-        request = RunRequest(
-            uri=taken.uri, version=taken.version,
-            commit=taken.tags.get("mlflow.source.git.commit", ""),
+        account = before.account if site == before.site else find_account(site, os.environ)
+        other = bool(asked.experiment or asked.experiment_id)
+        request = replace(
+            before,
             folder=str(taken.folder.relative_to(stage.path)),
-            entry_point=asked.entry_point, parameters=parameters, values=values, extra=extra,
-            site=asked.chosen.site, config=str(config.relative_to(stage.path)),
-            config_source=asked.chosen.source, account=account,
-            tracking_uri=asked.tracking_uri or tracking_uri(os.environ),
-            experiment_id=asked.experiment_id or _default("ID", asked.experiment),
-            experiment=asked.experiment or _default("NAME", asked.experiment_id),
-            name=asked.name, created=time.time(), tags={**taken.tags, **asked.tags},
-            segments=asked.going_on.segments, checkpoint=asked.going_on.checkpoint,
+            parameters={**before.parameters, **parameters},
+            values={**before.values, **values}, extra={**before.extra, **extra},
+            site=site, config=config, config_source=source, account=asked.account or account or "",
+            experiment=asked.experiment if other else before.experiment,
+            experiment_id=asked.experiment_id if other else before.experiment_id,
+            name=asked.name or before.name,
+            tags={**_kept(before.tags), **asked.tags, **({KEY: asked.key} if asked.key else {})},
+            created=time.time(), again_of=asked.again, run_id="",
+            segments=before.segments if asked.going_on.segments is None
+            else asked.going_on.segments,
+            checkpoint=asked.going_on.checkpoint or before.checkpoint,
         )  # fmt: skip
         return _submitted(stage, request, point, missing_values(taken, values, _paths(point)))
 
 
-def resubmit_run(
-    run_id: str,
-    *,
-    parameters: Mapping[str, str] | None = None,
-    site: ChosenConfig | None = None,
-    extra: Mapping[str, str] | None = None,
-    account: str = "",
-    experiment: str = "",
-    name: str = "",
-    tags: Mapping[str, str] | None = None,
-    key: str = "",
-    going_on: ContinueOptions = UNCHANGED,
-) -> str:
-    """Submit a run again, as it was or with changes (see `runs.rerun`).
-
-    Args:
-        run_id: the MLflow id of a run whose directory is on this machine.
-        parameters: new values of declared parameters; an undeclared one is a mistake, unless the
-            entry point is a script, which accepts any.
-        site: another backend config.
-        extra: new values of undeclared parameters.
-        account: another account; empty: the same, or for another site the environment's.
-        experiment: another experiment, by its name; empty: the same.
-        name: another name; empty: the same.
-        tags: further tags.
-        key: as in `runs.rerun`.
-        going_on: another way to go on past its walltime; what is not set stays.
-
-    Raises:
-        UserError: no such run is on this machine, or with all mistakes found.
-        MantikError: the run's request cannot be read, or a request to MLflow fails; or the
-            controller cannot be started, but the new run exists.
-    """
-    old = RunDirectory(runs_home() / run_id)
-    if not old.request_file.exists():
+def _run_here(run_id: str) -> RunDirectory:
+    found = RunDirectory(runs_home() / run_id)
+    if not found.request_file.exists():
         raise UserError(
-            f"it was deleted, or not submitted from here: there is no {old.path}",
+            f"it was deleted, or not submitted from here: there is no {found.path}",
             where=f"run {run_id}",
             do="Submit its project again: smk-mantik runs submit",
         )
-    before = old.request
-    if key and (found := _of_key(before.tracking_uri, key)):
-        return found
-    with _staging() as stage:
-        folder = retake_project(old.path / before.folder, stage)
-        if site is None:
-            with _writing(stage):
-                shutil.copytree(old.path / CONFIGS, stage.path / CONFIGS)
-            config = stage.path / before.config
-        else:
-            config = _written(stage, site)
-        point = _entry(folder, before.entry_point)
-        changed = dict(parameters or {})
-        taken = TakenProject(before.uri, folder, None, before.version)
-        scripted = point is not None and point.script
-        values = {} if scripted else project_values(taken, changed, _paths(point))
-        if not account:
-            account = before.account
-            if site is not None and site.site != before.site:
-                account = find_account(site.site, os.environ) or ""
-        request = replace(
-            before,
-            folder=str(folder.relative_to(stage.path)),
-            parameters={**before.parameters, **({} if scripted else changed)},
-            values={**before.values, **values},
-            extra={**before.extra, **(changed if scripted else {}), **(extra or {})},
-            site=before.site if site is None else site.site,
-            config=str(config.relative_to(stage.path)),
-            config_source=before.config_source if site is None else site.source,
-            account=account,
-            experiment=experiment or before.experiment,
-            experiment_id="" if experiment else before.experiment_id,
-            name=name or before.name,
-            tags={**_kept(before.tags), **(tags or {}), **({KEY: key} if key else {})},
-            created=time.time(), again_of=run_id, run_id="",
-            segments=before.segments if going_on.segments is None else going_on.segments,
-            checkpoint=going_on.checkpoint or before.checkpoint,
-        )  # fmt: skip
-        return _submitted(stage, request, point, missing_values(taken, values, _paths(point)))
+    return found
+
+
+def _first_request(asked: SubmitRequest, taken: TakenProject) -> RunRequest:
+    """Return what a run of a project has that is submitted for the first time."""
+    return RunRequest(
+        uri=taken.uri, version=taken.version,
+        commit=taken.tags.get("mlflow.source.git.commit", ""), folder="",
+        entry_point=asked.entry_point, parameters={}, values={}, extra={}, site="", config="",
+        config_source="", account="", tracking_uri=asked.tracking_uri or tracking_uri(os.environ),
+        experiment_id=os.environ.get("MLFLOW_EXPERIMENT_ID", ""),
+        experiment=os.environ.get("MLFLOW_EXPERIMENT_NAME", ""),
+        name="", created=0.0, tags=taken.tags,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -296,7 +242,8 @@ def _staging() -> Iterator[RunDirectory]:
     with ExitStack() as held:
         with _writing(stage):
             stage.path.mkdir(mode=0o700)
-            held.enter_context(mark_unfinished(stage))
+            # Shows that it is being submitted from.
+            take_lock(held.enter_context(open_private(stage.making, "ab")))
         try:
             yield stage
         finally:
@@ -339,11 +286,6 @@ def _account(name: str) -> Iterator[Mistake]:
     if name and not is_single_word(name):
         may_not = "may hold no blanks, quotes, backslashes, # or control characters"
         yield Mistake("--account", "", f"{may_not}, found {name!r}")
-
-
-def _default(what: str, given: str) -> str:
-    """Return an MLflow variable's value for the experiment, unless one was given."""
-    return "" if given else os.environ.get(f"MLFLOW_EXPERIMENT_{what}", "")
 
 
 def _kept(tags: Mapping[str, str]) -> dict[str, str]:
@@ -398,25 +340,15 @@ def _submitted(
                 params,
             )  # fmt: skip
         directory = RunDirectory(runs_home() / made.run_id)
-        _become(stage, directory, request, made)
+        with _writing(directory):
+            stage.write_request(replace(request, **asdict(made)))
+            stage.path.rename(directory.path)
         controller.start_controller(directory)
     except BaseException:
         with suppress(MantikError):  # or it would hide the original error
             end_aborted(store, stage)
         raise
     return made.run_id
-
-
-def _become(
-    stage: RunDirectory, directory: RunDirectory, request: RunRequest, made: NewRun
-) -> None:
-    complete = replace(
-        request, run_id=made.run_id, name=made.name, experiment_id=made.experiment_id,
-        experiment=made.experiment,
-    )  # fmt: skip
-    with _writing(directory):
-        stage.write_request(complete)
-        stage.path.rename(directory.path)
 
 
 def _tags(request: RunRequest, stage: RunDirectory) -> dict[str, str]:

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # importing them takes long, and most commands need no site
-    from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
-
+    from ..config.reading import LoadedConfig
     from .authentication import Credential, Issuer
     from .base import Site
 
@@ -28,7 +27,7 @@ def make_site(
         account: the compute budget account for jobs that a firecREST site runs to transfer files.
 
     Raises:
-        UserError: the URL or CA file cannot be used.
+        UserError: the CA file cannot be used.
         SiteRejected: the workspace name is not valid.
     """
     config = loaded.config

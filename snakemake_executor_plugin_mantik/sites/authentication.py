@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import (
+from ..common.errors import (
     CredentialError,
     MantikError,
     SiteUnauthorized,
     SiteUnreachable,
     printable,
 )
-from snakemake_executor_plugin_mantik.config.values import is_confidential, is_loopback
+from ..config.values import is_confidential, is_loopback
 
 if TYPE_CHECKING:
     import httpx

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
-from snakemake_executor_plugin_mantik.common.errors import SiteRejected
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from ..common.errors import SiteRejected
+from ..jobs.reasons import Reason
+from ..jobs.spec import Resources
 
 WORKSPACES: Final = "mantik"
 """Directory in a storage that holds the workspaces whose path is not configured."""

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from snakemake_executor_plugin_mantik.common.errors import CredentialError
-
+from ..common.errors import CredentialError
 from .authentication import (
     ApiKey,
     Bearer,
@@ -148,8 +147,6 @@ def _expanded(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of credentials with its required and optional values."""
-
     needs: tuple[str, ...]
     make: Callable[[Mapping[str, str], Issuer], Credential]
     optional: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from typing import Any, Final
 import certifi
 import httpx
 
-from snakemake_executor_plugin_mantik.common.errors import (
+from ..common.errors import (
     SiteBusy,
     SiteError,
     SiteNotFound,
@@ -30,7 +30,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
     UserError,
 )
-from snakemake_executor_plugin_mantik.config.values import is_confidential
 
 ANSWER_BYTES: Final = 64 << 20
 """Maximum size of an answer, unpacked. Outputs are streamed and have no limit here.
@@ -65,8 +64,6 @@ class _Answer(httpx.Response):
 
 
 class _Body:
-    """An answer's body while it is being read."""
-
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
         self._parts: list[bytes] = []
@@ -127,31 +124,6 @@ def post_form(
             if time.monotonic() > until:
                 raise httpx.ReadTimeout("the answer did not end in time")
         return body.answer()
-
-
-def check_url(url: str, site: str, key: str) -> str:
-    """Return the base URL of an API without a final slash; allow http:// on this machine only.
-
-    `key` is the key of the backend config that holds the URL.
-
-    Raises:
-        UserError: credentials would be sent unencrypted, or the URL has a user, query or fragment.
-    """
-    where = f"site {site}, {key}"
-    if not is_confidential(url):
-        raise UserError(
-            "the URL is not an https:// address: credentials would be sent unencrypted",
-            where=where,
-            do="Use the full URL, starting with https://",
-        )
-    parsed = httpx.URL(url)
-    if parsed.userinfo or parsed.query or parsed.fragment:
-        raise UserError(
-            "the URL contains a user name, a query or a fragment",
-            where=where,
-            do="Remove them; set credentials in the environment or the keyring",
-        )
-    return url.rstrip("/")
 
 
 _UNVERIFIED: Final = re.compile(
@@ -347,8 +319,3 @@ def is_from_gateway(response: httpx.Response) -> bool:
 def is_json(response: httpx.Response) -> bool:
     """Check whether the body is JSON, by the answer's own word."""
     return "json" in response.headers.get("Content-Type", "")
-
-
-def is_web_page(response: httpx.Response) -> bool:
-    """Check whether the body is HTML; downloads always have another content type."""
-    return str(response.headers.get("Content-Type", "")).startswith("text/html")

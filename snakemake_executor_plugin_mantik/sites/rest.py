@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import httpx
 import stamina
 
-from snakemake_executor_plugin_mantik.common.errors import (
+from ..common.errors import (
     CredentialError,
     SiteBusy,
     SiteError,
@@ -28,20 +29,17 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.config.values import is_loopback
-from snakemake_executor_plugin_mantik.jobs.paths import path_at_site
-
+from ..config.settings import SiteSettings
+from ..config.values import is_loopback
+from ..jobs.paths import path_at_site
 from .authentication import Credential
 from .base import Entry, JobState, Phase
 from .http import (
     MALFORMED,
     Meaning,
     Pattern,
-    check_url,
     explain_tls_error,
     is_from_gateway,
-    is_web_page,
     judge,
     make_error,
     read_answer,
@@ -124,10 +122,10 @@ class Connection(ABC):
         """Prepare; a relative CA file is relative to `base`.
 
         Raises:
-            UserError: the URL or CA file cannot be used.
+            UserError: the CA file cannot be used.
         """
         self.where = f"site {site}"
-        self.base = check_url(url, site, self.url_key)
+        self.base = url.rstrip("/")
         self.requests: Counter[str] = Counter()
         self.clock: float | None = None
         timing = settings.timing
@@ -135,7 +133,9 @@ class Connection(ABC):
         self._site = site
         self._timeout_s = timing.timeout_s
         self._credential = credential
+        name = "snakemake-executor-plugin-mantik"
         self._client = httpx.AsyncClient(
+            headers={"User-Agent": f"{name}/{metadata.version(name)}"},
             verify=tls_context(base / settings.ca_file if settings.ca_file else None, site),
             proxy=settings.proxy,
             trust_env=not is_loopback(self.base),
@@ -164,7 +164,8 @@ class Connection(ABC):
         nothing, whatever its status.
         """
         meaning, do = Meaning.UNKNOWN, f"Check {self.url_key}"
-        if is_web_page(response):
+        # Downloads always have another content type.
+        if response.headers.get("Content-Type", "").startswith("text/html"):
             text = f"a web page instead of an answer from {self.product}"
             do += " and the network (proxy, VPN, a login page)"
         elif response.is_success:
@@ -467,7 +468,7 @@ class RestSite(Generic[C, O]):
         configured. `base` is the directory of a relative CA file, by default the current one.
 
         Raises:
-            UserError: the URL or CA file cannot be used.
+            UserError: the CA file cannot be used.
             SiteRejected: `workspace_name` is not valid.
         """
         if "/" in workspace_name or not self.can_carry(workspace_name):

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-
+from ..jobs.reasons import Reason
 from .base import Phase
 
 

@@ -21,10 +21,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import TransferError, UserError
-from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, OURS, display_path
-from snakemake_executor_plugin_mantik.journal import is_checksum
-
+from ..common.errors import TransferError, UserError
+from ..jobs.paths import IMPORTED, OURS, display_path
+from ..journal import is_checksum
 from .local import LocalFile, file_key
 
 Fetch = Callable[[LocalFile, int], AsyncGenerator[bytes, None]]

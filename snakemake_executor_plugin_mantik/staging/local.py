@@ -11,11 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.paths import local_path
-from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
-
-from .secret_files import CredentialFiles
+from ..common.errors import UserError
+from ..jobs.paths import local_path
+from ..journal import FileLedger, FileRecord
+from .secret_files import CredentialFiles, Found, walk
 
 Key = tuple[str, int, int, int, int]
 """A content: path, size, modification and change time in ns, inode.
@@ -26,9 +25,6 @@ program can set the change time."""
 SETTLED_NS = 50_000_000
 """File systems record times in steps of some ms: a file that was changed less than so many ns ago
 may change again and keep its times, so its checksum is not stored."""
-
-_Found = tuple[str, Path, os.stat_result]
-"""Path in the workspace, local path, status."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,7 @@ class LocalFiles:
             for at, here, status in found
         ]  # fmt: skip
 
-    async def _checksums(self, found: Iterable[_Found]) -> dict[Key, str]:
+    async def _checksums(self, found: Iterable[Found]) -> dict[Key, str]:
         """Return checksums that are known, being computed for another job, or computed now."""
         keys = [file_key(here, s) for _, here, s in found if not stat.S_ISDIR(s.st_mode)]
         checksums = {key: sha for key in keys if (sha := self._ledger.local_file(*key)) is not None}
@@ -204,19 +200,17 @@ def _unreadable(path: object, error: OSError) -> UserError:
     )
 
 
-def _walk_all(
-    roots: Iterable[tuple[Path, str, Mapping[str, str]]], *, may_go: bool
-) -> list[_Found]:
+def _walk_all(roots: Iterable[tuple[Path, str, Mapping[str, str]]], *, may_go: bool) -> list[Found]:
     """Walk several roots; with `may_go` missing ones are skipped.
 
     Raises:
         UserError: a file is missing or cannot be uploaded.
     """
-    found: list[_Found] = []
+    found: list[Found] = []
     credentials = CredentialFiles(os.environ)
     for root, path, made in roots:
         try:
-            here = _walk(root, path, made)
+            here = walk(root, path, made)
             for at, local, status in here:
                 at.encode()
                 credentials.refuse(local, status)
@@ -231,54 +225,6 @@ def _walk_all(
                 continue
             raise _unreadable(root, error) from error
         found += here
-    return found
-
-
-def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[_Found]:
-    """Return a file, or all files and empty directories below a directory.
-
-    Symbolic links count as their targets. Links that lead nowhere or back to a directory above
-    them, and special files, are left out. A link in `made` (path to target) was made by a job and
-    means a place at its site: files outside the directory that it happens to lead to here are not
-    uploaded.
-
-    Raises:
-        UserError: the path itself is neither a file nor a directory.
-        OSError: it cannot be examined.
-    """
-    found: list[_Found] = []
-
-    def add(local: Path, at: str, above: frozenset[tuple[int, int]]) -> None:
-        if at in made and local.is_symlink() and os.readlink(local) == made[at]:
-            inside = os.path.realpath(root.parent if local == root else root)
-            if not os.path.realpath(local).startswith(f"{inside}{os.sep}"):
-                return
-        try:
-            status = local.stat()
-        except OSError as error:
-            if local != root and error.errno in (errno.ENOENT, errno.ELOOP):
-                return  # a link to nowhere, or a file that has just gone
-            raise
-        if not stat.S_ISDIR(status.st_mode):
-            if stat.S_ISREG(status.st_mode):
-                found.append((at, local, status))
-            elif local == root:  # reading a named pipe might never end
-                raise UserError(
-                    "it is neither a file nor a directory, and cannot be uploaded",
-                    where=str(root),
-                    do="Use a file as input, or run the rule here (localrules:)",
-                )
-            return
-        identity = (status.st_dev, status.st_ino)
-        if identity in above:
-            return
-        names = sorted(os.listdir(local))
-        if not names:
-            found.append((at, local, status))
-        for name in names:
-            add(local / name, f"{at}/{name}", above | {identity})
-
-    add(root, path, frozenset())
     return found
 
 

@@ -6,11 +6,12 @@ secret are only uploaded if `Site: Include` names them. As sources they are left
 command that names them, or a directory with them, is refused.
 """
 
+import errno
 import filecmp
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -18,10 +19,10 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Final, Protocol
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, one_line
-from snakemake_executor_plugin_mantik.common.secret_names import names_secret
-from snakemake_executor_plugin_mantik.common.state_directory import read_umask
-from snakemake_executor_plugin_mantik.sites.credentials import credential_files
+from ..common.errors import UserError, one_line
+from ..common.secret_names import names_secret
+from ..common.state_directory import read_umask
+from ..sites.credentials import credential_files
 
 _MOST_NAMED: Final = 20
 
@@ -166,11 +167,15 @@ class SecretFiles:
         `include` may match. What does not exist is passed over.
         """
         found: dict[str, str] = {}
-        for at, here, status, named in _list_files(path, local):
-            if whose := self.credentials.why(here, status):
-                found[at] = f"a credential, {whose}, which is never uploaded"
-            elif why := self.suspicion(at, here, status, named):
-                found[at] = why
+        with suppress(UserError):  # it is refused when it is uploaded
+            for at, here, status in walk(Path(local), path, lenient=True):
+                named = Named.ITSELF if at == path else Named.DIRECTORY
+                if stat.S_ISDIR(status.st_mode):
+                    continue
+                if whose := self.credentials.why(str(here), status):
+                    found[at] = f"a credential, {whose}, which is never uploaded"
+                elif why := self.suspicion(at, str(here), status, named):
+                    found[at] = why
         return _named(found)
 
 
@@ -191,33 +196,63 @@ def _is_included(include: Matching, path: str) -> bool:
     return any(include.matches("/".join(below[at:])) for at in range(first))
 
 
-def _list_files(path: str, local: str) -> Iterator[tuple[str, str, os.stat_result, Named]]:
-    """Yield a file, or the files below a directory, links followed once."""
-    try:
-        status = os.stat(local)
-    except OSError:
-        return  # not made yet, or reported when it is uploaded
-    if not stat.S_ISDIR(status.st_mode):
-        if stat.S_ISREG(status.st_mode):
-            yield path, local, status, Named.ITSELF
-        return
-    seen = {(status.st_dev, status.st_ino)}
-    for at, directories, names in os.walk(local, followlinks=True):
-        entered = []
-        for name in directories:
-            with suppress(OSError):
-                status = os.stat(os.path.join(at, name))
-                if (status.st_dev, status.st_ino) not in seen:
-                    seen.add((status.st_dev, status.st_ino))
-                    entered.append(name)
-        directories[:] = entered
+Found = tuple[str, Path, os.stat_result]
+"""Path in the workspace, local path, status."""
+
+
+def walk(
+    root: Path, path: str, made: Mapping[str, str] | None = None, *, lenient: bool = False
+) -> list[Found]:
+    """Return a file, or all files and empty directories below a directory.
+
+    Symbolic links count as their targets. Links that lead nowhere or back to a directory above
+    them, and special files, are left out. A link in `made` (path to target) was made by a job and
+    means a place at its site: files outside the directory that it happens to lead to here are not
+    uploaded. With `lenient` what cannot be examined is left out, too, and all else is found.
+
+    Raises:
+        UserError: the path itself is neither a file nor a directory.
+        OSError: it cannot be examined.
+    """
+    found: list[Found] = []
+
+    def add(local: Path, at: str, above: frozenset[tuple[int, int]]) -> None:
+        if made and at in made and local.is_symlink() and os.readlink(local) == made[at]:
+            inside = os.path.realpath(root.parent if local == root else root)
+            if not os.path.realpath(local).startswith(f"{inside}{os.sep}"):
+                return
+        try:
+            status = local.stat()
+        except OSError as error:
+            if lenient or (local != root and error.errno in (errno.ENOENT, errno.ELOOP)):
+                return  # a link to nowhere, or a file that has just gone
+            raise
+        if not stat.S_ISDIR(status.st_mode):
+            if stat.S_ISREG(status.st_mode):
+                found.append((at, local, status))
+            elif local == root:  # reading a named pipe might never end
+                raise UserError(
+                    "it is neither a file nor a directory, and cannot be uploaded",
+                    where=str(root),
+                    do="Use a file as input, or run the rule here (localrules:)",
+                )
+            return
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            return
+        try:
+            names = sorted(os.listdir(local))
+        except OSError:
+            if lenient:
+                return
+            raise
+        if not names:
+            found.append((at, local, status))
         for name in names:
-            here = os.path.join(at, name)
-            with suppress(OSError):
-                status = os.stat(here)
-                if stat.S_ISREG(status.st_mode):
-                    below = os.path.join(path, os.path.relpath(here, local))
-                    yield below, here, status, Named.DIRECTORY
+            add(local / name, f"{at}/{name}", above | {identity})
+
+    add(root, path, frozenset())
+    return found
 
 
 class Withheld:

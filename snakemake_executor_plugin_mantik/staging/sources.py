@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, one_line
-from snakemake_executor_plugin_mantik.common.humanize import humanize_size
-from snakemake_executor_plugin_mantik.jobs.paths import workspace_top
-
+from ..common.errors import UserError, one_line
+from ..common.humanize import humanize_size
+from ..jobs.paths import workspace_top
 from .secret_files import NOTHING, Matching, Withheld
 
 _WORD: Final = re.compile(r"[^\s'\"`()<>\[\]{},;:=|*?]+")
@@ -161,88 +160,6 @@ class Sources:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-def select_sources(
-    workdir: Path,
-    exclude: Matching,
-    *,
-    products: Container[str],
-    file_limit: int = FILE_BYTES,
-    total_limit: int,
-    include: Matching = NOTHING,
-) -> Sources:
-    """Select the sources below `workdir`, the workflow's working directory.
-
-    `exclude` and `include` are the backend config's Exclude and `Site: Include`; the latter matches
-    files that are uploaded although they may hold a secret. `products` are files and directories
-    that rules of the workflow make or read. A file above `file_limit` bytes is left out.
-
-    Raises:
-        UserError: the sources are larger than `total_limit` bytes together.
-    """
-    choice = _Choice(workdir, exclude, products, include, file_limit)
-    paths: list[str] = []
-    total = 0
-    sizes: Counter[str] = Counter()
-    left_out: dict[str, str] = {}
-    for path, why, size in choice.walk():
-        if why:
-            left_out[path] = why
-            continue
-        paths.append(path)
-        total += size
-        sizes[path.partition("/")[0]] += size
-        if total > total_limit:
-            largest = ", ".join(f"{n} ({s / MIB:.1f} MiB)" for n, s in sizes.most_common(3))
-            raise UserError(
-                "the sources in the working directory are larger than"
-                f" {total_limit / MIB:.1f} MiB; the largest parts so far are {largest}",
-                where=str(workdir),
-                do="Add files that the jobs do not need to Exclude in the backend config, name data"
-                " as inputs of the rules, or raise Site: SourcesLimit",
-            )
-    too_large = tuple(path for path, why in left_out.items() if why == choice.too_large)
-    others = {path: why for path, why in left_out.items() if why != OF_RULES}
-    return Sources(tuple(paths), total, too_large, str(choice.withheld), others)
-
-
-def list_candidates(
-    workdir: Path, exclude: Matching, products: Container[str], include: Matching = NOTHING
-) -> Iterator[tuple[str, int]]:
-    """Yield all files that are sources whatever their size, with their sizes in bytes.
-
-    In a fixed order. Arguments as for `select_sources`; `products` is also
-    checked for directories, which are then left out with their files.
-    """
-    for path, why, size in _Choice(workdir, exclude, products, include).walk():
-        if not why:
-            yield path, size
-
-
-def why_left_out(
-    path: str,
-    workdir: Path,
-    exclude: Matching,
-    *,
-    products: Container[str],
-    file_limit: int = FILE_BYTES,
-    include: Matching = NOTHING,
-) -> str | None:
-    """Return why a file or directory below `workdir` is no source, in a few words; None if it is.
-
-    `path` is relative to `workdir`; other arguments are as for `select_sources`. A path that does
-    not exist has no reason, either.
-    """
-    choice = _Choice(workdir, exclude, products, include, file_limit)
-    is_directory = (workdir / path).is_dir()
-    above = [str(parent) for parent in reversed(PurePosixPath(path).parents)][1:]
-    for directory in [*above, path] if is_directory else above:
-        if why := choice.why_directory(directory):
-            return why
-    if is_directory or not os.path.lexists(workdir / path):
-        return None
-    return choice.look_at(path)[0] or None
-
-
 OF_RULES = "read or made by a rule"
 """The reason for files that are uploaded for the jobs that name them as inputs."""
 
@@ -253,40 +170,91 @@ _HIDDEN = "hidden"
 _EXCLUDED = "in Exclude of the backend config"
 
 
-class _Choice:
-    """Decides which files below a working directory are sources; see `select_sources`."""
+class SourceFiles:
+    """Decides which files below a working directory are sources."""
 
     def __init__(
         self,
         workdir: Path,
         exclude: Matching,
-        products: Container[str],
-        include: Matching,
-        file_limit: int = sys.maxsize,
+        products: Container[str] = (),
+        include: Matching = NOTHING,
+        file_limit: int = FILE_BYTES,
     ) -> None:
+        """Make it for `workdir`, the workflow's working directory.
+
+        `exclude` and `include` are the backend config's Exclude and `Site: Include`; the latter
+        matches files that are uploaded although they may hold a secret. `products` are files and
+        directories that rules of the workflow make or read. A file above `file_limit` bytes is left
+        out.
+        """
         self._workdir = workdir
         self._exclude = exclude
         self._products = products
         self._limit = file_limit
-        self.too_large = f"larger than {humanize_size(file_limit)}"
-        self.withheld = Withheld(workdir, include)
+        self._too_large = f"larger than {humanize_size(file_limit)}"
+        self._withheld = Withheld(workdir, include)
         self._own = _own_output()
 
+    def select(self, total_limit: int) -> Sources:
+        """Select the sources.
+
+        Raises:
+            UserError: they are larger than `total_limit` bytes together.
+        """
+        paths: list[str] = []
+        total = 0
+        sizes: Counter[str] = Counter()
+        left_out: dict[str, str] = {}
+        for path, why, size in self.walk():
+            if why:
+                left_out[path] = why
+                continue
+            paths.append(path)
+            total += size
+            sizes[path.partition("/")[0]] += size
+            if total > total_limit:
+                largest = ", ".join(f"{n} ({s / MIB:.1f} MiB)" for n, s in sizes.most_common(3))
+                raise UserError(
+                    "the sources in the working directory are larger than"
+                    f" {total_limit / MIB:.1f} MiB; the largest parts so far are {largest}",
+                    where=str(self._workdir),
+                    do="Add files that the jobs do not need to Exclude in the backend config, name"
+                    " data as inputs of the rules, or raise Site: SourcesLimit",
+                )
+        too_large = tuple(path for path, why in left_out.items() if why == self._too_large)
+        others = {path: why for path, why in left_out.items() if why != OF_RULES}
+        return Sources(tuple(paths), total, too_large, str(self._withheld), others)
+
+    def why_left_out(self, path: str) -> str | None:
+        """Return why a file or directory is no source, in a few words; None if it is.
+
+        `path` is relative to the working directory. What does not exist has no reason, either.
+        """
+        is_directory = (self._workdir / path).is_dir()
+        above = [str(parent) for parent in reversed(PurePosixPath(path).parents)][1:]
+        for directory in [*above, path] if is_directory else above:
+            if why := self._why_directory(directory):
+                return why
+        if is_directory or not os.path.lexists(self._workdir / path):
+            return None
+        return self._look_at(path)[0] or None
+
     def walk(self) -> Iterator[tuple[str, str, int]]:
-        """Yield all files with the reasons why they are no sources, if any, and their sizes.
+        """Yield all files, with the reasons why they are no sources, if any, and their sizes.
 
         So are directories that are not entered, with a final slash. Links count as their targets.
         """
         for at, directories, files in os.walk(self._workdir):
             below = Path(at).relative_to(self._workdir).as_posix()
             prefix = "" if below == "." else f"{below}/"
-            reasons = {name: self.why_directory(f"{prefix}{name}") for name in sorted(directories)}
+            reasons = {name: self._why_directory(f"{prefix}{name}") for name in sorted(directories)}
             directories[:] = [name for name, why in reasons.items() if not why]
             yield from ((f"{prefix}{name}/", why, 0) for name, why in reasons.items() if why)
             for name in sorted(files):
-                yield f"{prefix}{name}", *self.look_at(f"{prefix}{name}")
+                yield f"{prefix}{name}", *self._look_at(f"{prefix}{name}")
 
-    def why_directory(self, path: str) -> str:
+    def _why_directory(self, path: str) -> str:
         """Return why a directory is not entered; empty if it is."""
         name = path.rpartition("/")[2]
         if name.startswith("."):
@@ -299,7 +267,7 @@ class _Choice:
             return "a virtual environment"
         return _EXCLUDED if self._exclude.matches(path, is_dir=True) else ""
 
-    def look_at(self, path: str) -> tuple[str, int]:
+    def _look_at(self, path: str) -> tuple[str, int]:
         """Return why a file is no source, empty if it is one, and its size."""
         if why := self._why_named(path):
             return why, 0
@@ -311,8 +279,8 @@ class _Choice:
         if (status.st_dev, status.st_ino) in self._own:
             return "output of this command", 0
         if status.st_size > self._limit:
-            return self.too_large, status.st_size
-        return self.withheld.why(path, status), status.st_size
+            return self._too_large, status.st_size
+        return self._withheld.why(path, status), status.st_size
 
     def _why_named(self, path: str) -> str:
         name = path.rpartition("/")[2]
@@ -327,6 +295,19 @@ class _Choice:
         if path in self._products:
             return OF_RULES
         return _EXCLUDED if self._exclude.matches(path) else ""
+
+
+def list_candidates(
+    workdir: Path, exclude: Matching, products: Container[str], include: Matching = NOTHING
+) -> Iterator[tuple[str, int]]:
+    """Yield all files that are sources whatever their size, with their sizes in bytes.
+
+    In a fixed order. Arguments as for `SourceFiles`; `products` is also checked for directories,
+    which are then left out with their files.
+    """
+    for path, why, size in SourceFiles(workdir, exclude, products, include, sys.maxsize).walk():
+        if not why:
+            yield path, size
 
 
 def _own_output() -> set[tuple[int, int]]:

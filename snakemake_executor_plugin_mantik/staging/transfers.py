@@ -15,24 +15,12 @@ from contextlib import aclosing, suppress
 from pathlib import Path, PurePath
 from typing import NoReturn, Protocol, TypeVar, cast
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    OutputsLost,
-    SiteError,
-    SiteNotFound,
-    SiteUnreachable,
-    TransferError,
-)
-from snakemake_executor_plugin_mantik.common.state_directory import (
-    change_mode,
-    make_private,
-    open_private,
-    read_umask,
-)
-from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
-from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH, local_path
-from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, read_tar
-from snakemake_executor_plugin_mantik.sites.base import Site
-
+from ..common.errors import OutputsLost, SiteError, SiteNotFound, SiteUnreachable, TransferError
+from ..common.state_directory import change_mode, make_private, open_private, read_umask
+from ..jobs.markers import OutputEntry
+from ..jobs.packs import TarDamaged, read_tar
+from ..jobs.paths import MAX_PATH_DEPTH, local_path
+from ..sites.base import Site
 from .local import sha256_of
 
 _T = TypeVar("_T")
@@ -45,6 +33,7 @@ class Repeat(Protocol):
 
 
 SUFFIX = ".mantik-part"
+"""End of the names of files that are not whole yet."""
 
 
 class _ShorterError(TransferError):
@@ -249,26 +238,26 @@ class OutputStaging:
             "the job reports a file that is none of the rule's outputs", where=entry.path
         )
 
-    def write(self, entry: OutputEntry, content: bytes) -> None:
-        """Write an output's content.
+    def write(self, entry: OutputEntry, content: Iterable[bytes] = ()) -> None:
+        """Write the content of an output, or make a directory.
 
         Raises:
             OutputsLost: the job reports a file that the rule does not declare, or one too deep; or
                 the content is not what it has reported.
             OSError: it cannot be written here.
         """
-        self._stream(entry, [content])
-
-    def directory(self, entry: OutputEntry) -> None:
-        """Make an output directory, or a directory in one."""
         root, path = self._place(entry)
-        self._make(path, root)
-
-    def _with_folder(self, entry: OutputEntry) -> str:
-        """Return the temporary path of a file; make its directory."""
-        root, path = self._place(entry)
+        if entry.type == "d":
+            self._make(path, root)
+            return
         self._make(os.path.dirname(path), root if path != root else None)
-        return path
+        digest = hashlib.sha256()
+        with open_private(path, "wb") as file:
+            for chunk in content:
+                digest.update(chunk)
+                file.write(chunk)
+        if entry.sha256 and digest.hexdigest() != entry.sha256:
+            raise OutputsLost("the content is not what the job made", where=entry.path)
 
     def _make(self, folder: str, root: str | None) -> None:
         """Make a directory; the `root` of an output is closed to others."""
@@ -291,20 +280,11 @@ class OutputStaging:
                 for name, content in read_tar(file):
                     entry = wanted.pop(os.path.normpath(name), None)
                     if entry is not None:
-                        self._stream(entry, content)
+                        self.write(entry, content)
         except TarDamaged as error:
             raise OutputsLost(f"the archive of outputs is damaged ({error})") from error
         if wanted:
             raise OutputsLost("the archive of outputs lacks a file", where=next(iter(wanted)))
-
-    def _stream(self, entry: OutputEntry, content: Iterable[bytes]) -> None:
-        digest = hashlib.sha256()
-        with open_private(self._with_folder(entry), "wb") as file:
-            for chunk in content:
-                digest.update(chunk)
-                file.write(chunk)
-        if entry.sha256 and digest.hexdigest() != entry.sha256:
-            raise OutputsLost("the content is not what the job made", where=entry.path)
 
     def settle(self, entries: Iterable[OutputEntry]) -> None:
         """Give every output its mode and rename it to its final path, once all are complete.
@@ -355,12 +335,19 @@ class OutputStaging:
 
     def clear(self) -> None:
         """Remove the outputs that were not settled."""
-        for temporary in map(Path, self._roots.values()):
-            if temporary.is_dir() and not temporary.is_symlink():
-                shutil.rmtree(temporary, ignore_errors=True)
-            else:
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    temporary.unlink()
+        for temporary in self._roots.values():
+            shutil.rmtree(temporary, ignore_errors=True)  # all that can be
+            with suppress(OSError):
+                remove_path(Path(temporary))
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file, a link or a directory, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        with suppress(FileNotFoundError):
+            path.unlink()
 
 
 def move_beside(path: Path, final: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Reach the places where outputs are stored, and compare them with the journal.
+"""Reach the places where outputs are stored.
 
 Snakemake asks for stored outputs while it builds its graph of jobs, before there is an engine, and
 in runs that need none.
@@ -8,49 +8,24 @@ import asyncio
 import fnmatch
 import posixpath
 import threading
-import time
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    MantikError,
-    OutputsLost,
-    SiteError,
-    SiteNotFound,
-    UserError,
-)
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.connections.connect import find_config, open_site_again
-from snakemake_executor_plugin_mantik.engine.compare import (
-    MOST_DIRECTORIES,
-    Looks,
-    Sight,
-    by_directory,
-    list_targets,
-    same_time,
-)
-from snakemake_executor_plugin_mantik.engine.place import make_retry
-from snakemake_executor_plugin_mantik.jobs.paths import OURS, display_path, is_at
-from snakemake_executor_plugin_mantik.journal import (
-    FileRecord,
-    SiteRecord,
-    StoredOutput,
-    content_name,
-    is_utf8,
-    read_stored,
-)
-from snakemake_executor_plugin_mantik.sites.base import Entry
-from snakemake_executor_plugin_mantik.sites.credentials import find_account
-from snakemake_executor_plugin_mantik.staging.transfers import download_file
-
+from ..common.errors import MantikError, OutputsLost, SiteNotFound, UserError
+from ..common.state_directory import STATE
+from ..connections.connect import find_config, open_site_again
+from ..engine.compare import MOST_DIRECTORIES, Looks, Sight, list_targets
+from ..engine.place import make_retry
+from ..jobs.paths import OURS, display_path
+from ..journal import FileRecord, SiteRecord, StoredOutput, content_name, read_stored
+from ..sites.base import Entry
+from ..sites.credentials import find_account
+from ..staging.transfers import download_file
 from .paths import workspace_path
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.engine.core import Engine
+    from ..engine.core import Engine
 
 _T = TypeVar("_T")
 
@@ -236,17 +211,6 @@ class Access:
         )
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What was found of a dataset: its entry, None if it is not there; or nothing is known of it.
-
-    It is not known before the first run at a site, and where the site's API cannot list it.
-    """
-
-    known: bool
-    entry: Entry | None = None
-
-
 _OWN = frozenset({OURS, ".snakemake"})
 _MOST_DIRECTORIES = 200
 """Most directories of a place that are listed to find files."""
@@ -277,7 +241,8 @@ def _find_at(access: Access, place: str, path: str) -> Iterator[StoredOutput]:
     folder, last = posixpath.split(path)
     entries = access.list(place, folder or ".", [path])
     exact = entries.get(last)
-    found = [exact] if exact is not None else _matching(entries.values(), last)
+    like = [e for e in entries.values() if fnmatch.fnmatchcase(e.name, last) and e.name[:1] != "."]
+    found = [exact] if exact is not None else like
     waiting = [(folder, entry) for entry in found]
     listed = 0
     while waiting:
@@ -303,126 +268,3 @@ def as_output(folder: str, entry: Entry, place: str) -> StoredOutput:
     name = content_name("", entry.size, entry.modified)
     record = FileRecord(path, entry.size, name, modified=entry.modified or 1.0, mode=0o644)
     return StoredOutput(path, place, False, entry.modified, "", (record,))
-
-
-def _matching(entries: Iterable[Entry], pattern: str) -> list[Entry]:
-    return [e for e in entries if fnmatch.fnmatchcase(e.name, pattern) and e.name[:1] != "."]
-
-
-_REPLACED = "\N{REPLACEMENT CHARACTER}"
-"""What servers show in place of bytes that are not UTF-8."""
-
-Change = tuple[StoredOutput, StoredOutput | None]
-"""An output as it was known, and as it is; None if something of it is gone."""
-
-
-class Comparison:
-    """Compares outputs with their places: each directory once, when an output in it is asked for.
-
-    What was last known counts if a site does not answer.
-    """
-
-    def __init__(self, access: Access, outputs: Iterable[StoredOutput]) -> None:
-        """Make it; `outputs` are all that the journal knows."""
-        self._access = access
-        self._notify = access.notify
-        self._compared: set[tuple[str, str]] = set()
-        # Paths of outputs of which all directories were compared. They stay so: `made` adds both.
-        self._settled: set[str] = set()
-        self._outputs_in: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-        for output in outputs:
-            for directory in by_directory(output.files):
-                self._outputs_in[output.place, directory].append(output.path)
-        self._away: set[str] = set()
-        self._unnamed: dict[tuple[str, str], list[str]] = {}
-
-    def made(self, outputs: Iterable[StoredOutput]) -> None:
-        """Note outputs that a job has just made: they are newer than any listing."""
-        for output in outputs:
-            self._compared |= {(output.place, at) for at in by_directory(output.files)}
-
-    def unnamed(self, output: StoredOutput) -> list[str]:
-        """Return the paths in a directory whose names are not UTF-8, as far as it was listed.
-
-        The journal knows nothing of them.
-        """
-        return [
-            f"{directory}/{name}"
-            for (place, directory), names in sorted(self._unnamed.items())
-            if place == output.place and is_at(directory, output.path)
-            for name in names
-        ]
-
-    def compare(self, output: StoredOutput, known: Mapping[str, StoredOutput]) -> Iterator[Change]:
-        """Compare an output at a place, and all others in its directories, once.
-
-        Yield what has changed; `known`, all outputs by path, must follow at once.
-
-        Raises:
-            UserError: there are no credentials, or no backend config, for its place.
-        """
-        if output.path not in self._settled:
-            for directory in sorted(by_directory(output.files)):
-                if (output.place, directory) not in self._compared:
-                    self._compared.add((output.place, directory))
-                    yield from self._compare(output.place, directory, known)
-            self._settled.add(output.path)
-
-    def _compare(
-        self, place: str, directory: str, known: Mapping[str, StoredOutput]
-    ) -> Iterator[Change]:
-        """Compare the outputs in a directory of a place with what is there."""
-        if place in self._away:
-            return
-        outputs = filter(None, map(known.get, self._outputs_in[place, directory]))
-        here = {
-            output.path: files
-            for output in outputs
-            if output.place == place and (files := by_directory(output.files).get(directory))
-        }
-        files = [file for files in here.values() for file in files]
-        try:
-            sight = self._access.look(place, directory, files)
-        except SiteError as error:  # the executor reports it if a job needs the site
-            self._away.add(place)
-            self._notify(
-                f"Outputs at {self._access.name(place)} were not compared with the site: {error}"
-            )
-            return
-        if sight is None:
-            return  # the script of a job that reads them compares them
-        unknown = [file.path for file in files if sight.is_unknown(file.path)]
-        if unknown:
-            self._notify(
-                f"{display_path(unknown[0])} is not listed at {self._access.name(place)}"
-                f" ({humanize_count(len(unknown), 'file')} in all), but the site does not deny it"
-                " for certain: it counts as being there. Start again later; if it was removed,"
-                " make it again with snakemake --forcerun and its rule."
-            )
-        if unnamed := [name for name in sight.entries if not is_utf8(name) or _REPLACED in name]:
-            self._unnamed[place, directory] = unnamed
-        for path, files in here.items():
-            yield from _changes(known[path], files, sight)
-
-
-def _changes(output: StoredOutput, files: Sequence[FileRecord], sight: Sight) -> Iterator[Change]:
-    """Yield the change of an output of which `files` lie in the directory of `sight`."""
-    if any(file.path in sight.gone for file in files):
-        yield output, None
-        return
-    changed = {
-        file: entry
-        for file in files
-        if (entry := sight.entries.get(posixpath.basename(file.path))) is not None
-        and (entry.size != file.size or not same_time(entry.modified, file.modified))
-    }
-    if changed:
-        renewed = tuple(_renewed(file, changed.get(file)) for file in output.files)
-        yield output, replace(output, files=renewed, made=time.time())
-
-
-def _renewed(file: FileRecord, entry: Entry | None) -> FileRecord:
-    if entry is None:
-        return file
-    name = content_name("", entry.size, entry.modified)
-    return replace(file, size=entry.size, sha256=name, modified=entry.modified)

@@ -1,12 +1,14 @@
 """The catalog of a workflow's stored outputs, as Snakemake asks for them."""
 
 import atexit
+import math
 import os
 import posixpath
 import stat
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -14,42 +16,43 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    JournalError,
-    JournalLocked,
-    MantikError,
-    SiteRejected,
-)
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.engine.messages import stays_message
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
-from snakemake_executor_plugin_mantik.journal import (
+from ..common.errors import JournalError, JournalLocked, MantikError, SiteError, SiteRejected
+from ..common.humanize import humanize_count
+from ..common.state_directory import STATE
+from ..engine.compare import Sight, by_directory, same_time
+from ..engine.messages import stays_message
+from ..jobs.paths import display_path, is_at, local_path, nearest
+from ..journal import (
     TIMESTAMP,
     FileLedger,
+    FileRecord,
     Journal,
     StoredOutput,
     StoredOutputs,
     TryRecord,
+    content_name,
     has_backup,
+    is_utf8,
     read_stored,
     read_uses,
 )
-from snakemake_executor_plugin_mantik.sites.base import Entry
-
-from .access import (
-    Access,
-    Comparison,
-    Finding,
-    as_output,
-)
-from .copies import copy_by_link, fetch_copy, link_copy, put_in_place, remove_path
+from ..sites.base import Entry
+from ..staging.transfers import SUFFIX, remove_path
+from .access import Access, as_output
+from .copies import copy_by_link, fetch_copy, link_copy, put_in_place
 from .paths import Dataset
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.engine.core import Engine
+    from ..engine.core import Engine
 
 _SAME_TIME_S = 0.01
 """Seconds by which the times of the same file may differ: file systems round them."""
+
+_REPLACED = "\N{REPLACEMENT CHARACTER}"
+"""What servers show in place of bytes that are not UTF-8."""
+
+UNKNOWN = Entry("", 0, directory=False, modified=-math.inf)
+"""What is known of a dataset that could not be looked up: it counts as existing, and as old."""
 
 Write = Callable[[FileLedger], None]
 """Writes to the journal's records of files."""
@@ -58,7 +61,7 @@ Write = Callable[[FileLedger], None]
 class Catalog:
     """What is stored where. Read from the journal once, compared with the places when asked.
 
-    All paths are those in a workspace.
+    A directory is compared when an output in it is asked for. All paths are those in a workspace.
 
     Attributes:
         access: the places.
@@ -75,8 +78,16 @@ class Catalog:
         self._known = {output.path: output for output in found.outputs}
         self.access = Access(workdir, environ, notify)
         self._listed: dict[tuple[str, str], Mapping[str, Entry] | None] = {}
+        # Places that did not answer, and directories of places that were compared with them.
         self._away: set[str] = set()
-        self._comparison = Comparison(self.access, found.outputs)
+        self._compared: set[tuple[str, str]] = set()
+        # Paths of outputs of which all directories were compared. They stay so: `add` adds both.
+        self._settled: set[str] = set()
+        self._outputs_in: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        for output in found.outputs:
+            for directory in by_directory(output.files):
+                self._outputs_in[output.place, directory].append(output.path)
+        self._unnamed: dict[tuple[str, str], list[str]] = {}
         self._linked: set[str] = set()
         self._blocked: set[Path] = set()
         self._engine: Engine | None = None
@@ -98,25 +109,74 @@ class Catalog:
             output = self._known[at]
             if output.here:
                 return output if at == path else None
-            for known, now in self._comparison.compare(output, self._known):
-                self._apply(known, now)
+            if at not in self._settled:
+                for directory in sorted(by_directory(output.files)):
+                    if (output.place, directory) not in self._compared:
+                        self._compared.add((output.place, directory))
+                        self._compare(output.place, directory)
+                self._settled.add(at)
             found = self._known.get(at)
             return found.part(path) if found is not None and at != path else found
 
-    def unnamed(self, output: StoredOutput) -> list[str]:
-        """Return the paths in an output whose names are not UTF-8; `find` it before."""
-        with self._lock:
-            return self._comparison.unnamed(output)
+    def _compare(self, place: str, directory: str) -> None:
+        """Compare the outputs in a directory of a place with what is there."""
+        if place in self._away:
+            return
+        outputs = filter(None, map(self._known.get, self._outputs_in[place, directory]))
+        here = {
+            output.path: files
+            for output in outputs
+            if output.place == place and (files := by_directory(output.files).get(directory))
+        }
+        files = [file for files in here.values() for file in files]
+        try:
+            sight = self.access.look(place, directory, files)
+        except SiteError as error:  # the executor reports it if a job needs the site
+            self._away.add(place)
+            self._notify(
+                f"Outputs at {self.access.name(place)} were not compared with the site: {error}"
+            )
+            return
+        if sight is None:
+            return  # the script of a job that reads them compares them
+        unknown = [file.path for file in files if sight.is_unknown(file.path)]
+        if unknown:
+            self._notify(
+                f"{display_path(unknown[0])} is not listed at {self.access.name(place)}"
+                f" ({humanize_count(len(unknown), 'file')} in all), but the site does not deny it"
+                " for certain: it counts as being there. Start again later; if it was removed,"
+                " make it again with snakemake --forcerun and its rule."
+            )
+        if unnamed := [name for name in sight.entries if not is_utf8(name) or _REPLACED in name]:
+            self._unnamed[place, directory] = unnamed
+        for path, its_files in here.items():
+            self._apply(self._known[path], its_files, sight)
 
-    def look(self, dataset: Dataset) -> Finding:
-        """Look up a dataset: list each directory at a site once."""
+    def unnamed(self, output: StoredOutput) -> list[str]:
+        """Return the paths in an output whose names are not UTF-8; `find` it before.
+
+        The journal knows nothing of them.
+        """
+        with self._lock:
+            return [
+                f"{directory}/{name}"
+                for (place, directory), names in sorted(self._unnamed.items())
+                if place == output.place and is_at(directory, output.path)
+                for name in names
+            ]
+
+    def look(self, dataset: Dataset) -> Entry | None:
+        """Look up a dataset: list each directory at a site once.
+
+        Return `UNKNOWN` before the first run at a site, and where its API cannot list it.
+        """
         directory, name = posixpath.split(dataset.path)
         key = dataset.site, directory
         with self._lock:
             if key not in self._listed:
                 place = self.access.place(dataset.site)
-                if place is None or dataset.site in self._away:
-                    return Finding(known=False)
+                if place is None or place in self._away:
+                    return UNKNOWN
                 try:
                     self._listed[key] = self.access.list(place, directory)
                 except SiteRejected as error:  # of this directory
@@ -124,13 +184,13 @@ class Catalog:
                     self._listed[key] = None
                 except MantikError as error:
                     self._notify(f"Datasets at {dataset.site} were not looked up: {error}")
-                    self._away.add(dataset.site)
-                    return Finding(known=False)
+                    self._away.add(place)
+                    return UNKNOWN
             entries = self._listed[key]
-        return Finding(known=False) if entries is None else Finding(True, entries.get(name))
+        return UNKNOWN if entries is None else entries.get(name)
 
     def try_again(self) -> None:
-        """Ask sites for datasets again that have not answered."""
+        """Ask sites again that have not answered."""
         with self._lock:
             self._away.clear()
 
@@ -168,16 +228,31 @@ class Catalog:
         with self._lock:
             self._known |= {output.path: output for output in outputs}
             self._lost -= {output.path for output in outputs}
-            self._comparison.made(outputs)
+            for output in outputs:  # newer than any listing
+                self._compared |= {(output.place, at) for at in by_directory(output.files)}
 
-    def _apply(self, known: StoredOutput, now: StoredOutput | None) -> None:
-        """Drop an output of which something is gone, and date one that was changed."""
-        if now is None:
+    def _apply(self, known: StoredOutput, files: Iterable[FileRecord], sight: Sight) -> None:
+        """Drop an output of which something is gone, and date one that was changed.
+
+        `files` are those of it that lie in the directory of `sight`.
+        """
+        if any(file.path in sight.gone for file in files):
             self._known.pop(known.path)
             self._lost.add(known.path)
             self._record(lambda ledger: ledger.drop_stored(known), loss=True)
-        else:
-            self._known[known.path] = now
+            return
+        changed = {
+            file: replace(
+                file, size=entry.size, modified=entry.modified,
+                sha256=content_name("", entry.size, entry.modified),
+            )
+            for file in files
+            if (entry := sight.entries.get(posixpath.basename(file.path))) is not None
+            and (entry.size != file.size or not same_time(entry.modified, file.modified))
+        }  # fmt: skip
+        if changed:
+            renewed = tuple(changed.get(file, file) for file in known.files)
+            now = self._known[known.path] = replace(known, files=renewed, made=time.time())
             self._record(lambda ledger: ledger.renew_stored(known, now))
 
     def forget(self, paths: Iterable[str]) -> None:
@@ -326,7 +401,7 @@ class Catalog:
         """
         home = self.home(path)
         home.parent.mkdir(parents=True, exist_ok=True)
-        part = home.with_name(f".{home.name}.{uuid.uuid4().hex[:8]}.mantik-part")
+        part = home.with_name(f".{home.name}.{uuid.uuid4().hex[:8]}{SUFFIX}")
         copy_by_link(source.resolve(), part)
         put_in_place(part, home)
         self.note_here(path)

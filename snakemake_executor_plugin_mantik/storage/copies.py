@@ -7,17 +7,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.state_directory import change_mode, read_umask
-from snakemake_executor_plugin_mantik.jobs.paths import local_path
-from snakemake_executor_plugin_mantik.journal import TIMESTAMP, StoredOutput, is_checksum
-from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
-from snakemake_executor_plugin_mantik.staging.local import sha256_of
-
+from ..common.errors import UserError
+from ..common.state_directory import change_mode, read_umask
+from ..jobs.paths import local_path
+from ..journal import TIMESTAMP, StoredOutput, is_checksum
+from ..sites.base import is_rest_safe
+from ..staging.local import sha256_of
+from ..staging.transfers import SUFFIX, remove_path
 from .access import Access
 
-_PART = ".mantik-part"
-"""End of the names of files that are not whole yet."""
 _SNAKEMAKE = ".snakemake"
 """Directory of Snakemake's own files."""
 
@@ -40,7 +38,7 @@ def fetch_copy(
                 where=f"site {access.name(output.place)}, file {file.path!r}",
                 do="Let the rule pack its files, for example with tar",
             )
-    part = target.with_name(f".{target.name}{_PART}")
+    part = target.with_name(f".{target.name}{SUFFIX}")
     part.parent.mkdir(parents=True, exist_ok=True)
     if output.directory:
         part.mkdir(exist_ok=True)
@@ -107,7 +105,7 @@ def _mirror(
                 _link(entry, target / entry.name)
     if os.path.realpath(target) != prefix:
         for entry in target.iterdir():
-            coming = entry.name.endswith(_PART)
+            coming = entry.name.endswith(SUFFIX)
             if entry.name not in known and not coming and not keep(entry):
                 remove_path(entry)
 
@@ -119,7 +117,7 @@ def _link(file: Path, target: Path) -> None:
             return
     if target.is_dir() and not target.is_symlink():
         remove_path(target)
-    new = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{_PART}")
+    new = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{SUFFIX}")
     try:
         os.link(os.path.realpath(file), new)
     except OSError:  # on another file system, or a link that leads nowhere
@@ -167,12 +165,3 @@ def put_in_place(part: Path, target: Path) -> None:
     for each in part.iterdir():
         put_in_place(each, target / each.name)
     part.rmdir()
-
-
-def remove_path(path: Path) -> None:
-    """Remove a file, a link or a directory, if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        with suppress(FileNotFoundError):
-            path.unlink()

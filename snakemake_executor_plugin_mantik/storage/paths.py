@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, outside_path
+from ..jobs.paths import display_path, outside_path
 
 PREFIX: Final = "mantik:"
 """The prefix of queries of the default storage provider, as `--default-storage-prefix` gives it."""

@@ -8,14 +8,14 @@ last event that is published. A write survives kill -9 once the method has retur
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.journal import (
+from ..common.state_directory import STATE
+from ..journal import (
     GOES_ON,
     JOURNAL_FILE,
     Event,
@@ -28,7 +28,6 @@ from snakemake_executor_plugin_mantik.journal import (
     read_tracked,
     read_tries,
 )
-
 from .store import DIRECTORY
 
 CURSOR = "published.sqlite"
@@ -135,11 +134,6 @@ class LoggedRun:
         return str(self.data.get("head") or self.id)
 
     @property
-    def follows(self) -> str:
-        """The try in whose run this one goes on; empty if it has one of its own."""
-        return str(self.data.get("follows", ""))
-
-    @property
     def one(self) -> bool:
         """Whether retries go on in its run."""
         return bool(self.data.get("one"))
@@ -176,29 +170,24 @@ class Log:
         found = (e for e in self.events(of=try_id) if e.kind is EventKind.ENDED)
         return next(found, None)
 
-    def chain(self, run: LoggedRun) -> list[LoggedRun]:
-        """Return the tries that share a run up to this one, the first one first."""
-        found = [run]
-        while found[-1].follows and (before := self.run(found[-1].follows)) is not None:
-            found.append(before)
-        return found[::-1]
-
-    def is_continued(self, try_id: str) -> bool:
-        """Return whether another try goes on in the run of this one."""
-        row = self.db.execute(
-            "SELECT 1 FROM tracked WHERE data <> '' AND json_extract(data, '$.follows') = ?",
-            (try_id,),
-        ).fetchone()
-        return row is not None
-
     def sharing(self, head: str) -> list[str]:
-        """Return the tries whose run was created for one of them."""
+        """Return the tries whose run was created for one of them, in their order.
+
+        They are of the same job: to look at those of all jobs would take longer with each job.
+        """
         rows = self.db.execute(
-            "SELECT try FROM tracked"
-            " WHERE try = ? OR data <> '' AND json_extract(data, '$.head') = ?",
-            (head, head),
+            "SELECT try FROM tracked JOIN tries ON tries.id = try"
+            " WHERE job = (SELECT job FROM tries WHERE id = ?)"
+            " AND (try = ? OR data <> '' AND json_extract(data, '$.head') = ?)"
+            " ORDER BY tracked.rowid",
+            (head, head, head),
         )
         return [row["try"] for row in rows]
+
+    def tries(self, head: str) -> list[LoggedRun]:
+        """Return the tries that share a run, without those that wait for the one before."""
+        found = map(self.run, self.sharing(head))
+        return [run for run in found if run and run.tracked and not run.tracked.behind]
 
     def jobs(self, workflow: str) -> list[tuple[TrackedTry, TryRecord]]:
         """Return all tries of a workflow, the oldest first."""
@@ -207,10 +196,6 @@ class Log:
         )
         pairs = ((read_tracked(self.db, record.id), record) for record in records)
         return [(tracked, record) for tracked, record in pairs if tracked is not None]
-
-    def tries(self, ids: Sequence[str]) -> list[TryRecord]:
-        marks = ", ".join("?" * len(ids))
-        return read_tries(self.db, f"WHERE id IN ({marks})", ids) if ids else []
 
     def pipeline(self, workflow: str) -> Any:
         """Return a workflow's jobs and their dependencies; None if another one ran since."""
@@ -272,9 +257,10 @@ def is_reported(workdir: Path, run_id: str) -> bool:
         sqlite3.Error: the journal or the cursor cannot be read.
     """
     with closing(Cursor(workdir)) as cursor, open_log(workdir) as log:
-        for try_id in log.sharing(read_adopted(log.db, run_id)):
-            tracked, end = read_tracked(log.db, try_id), log.end(try_id)
-            over = tracked is not None and tracked.status not in ("", GOES_ON)
-            if over and end is not None and cursor.run(try_id).seq >= end.seq:
-                return True
-        return False
+        return any(
+            (tracked := read_tracked(log.db, try_id)) is not None
+            and tracked.status not in ("", GOES_ON)
+            and (end := log.end(try_id)) is not None
+            and cursor.run(try_id).seq >= end.seq
+            for try_id in log.sharing(read_adopted(log.db, run_id))
+        )

@@ -3,7 +3,7 @@
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,26 +14,17 @@ from typing import Final
 from mlflow.entities import Metric, RunTag
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik import views
-from snakemake_executor_plugin_mantik.journal import Event, EventKind, read_members
-from snakemake_executor_plugin_mantik.views.picture import Picture
-from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
-
+from .. import views
+from ..journal import Event, EventKind, read_members
+from ..views.picture import Picture
+from ..views.workflow import overview_jobs
 from . import segments
 from .cursor import Log, LoggedRun
 from .requests import unless_refused
 from .run import ARTIFACT_FOLDER, NAME_LENGTH, PARENT_RUN_TAG
-from .store import try_directory
 
 DETACHED: Final = "mantik.detached"
 """The tag that holds since when the workflow's jobs continue without a controller."""
-
-
-def begin_workflow_run(client: MlflowClient, run_of: str, run_id: str, workdir: Path) -> None:
-    """Upload the Snakefile and the backend configs as artifacts."""
-    files = workdir / try_directory(run_of) / ARTIFACT_FOLDER
-    if files.is_dir():
-        client.log_artifacts(run_id, str(files), ARTIFACT_FOLDER)
 
 
 def update_workflow_run(
@@ -54,7 +45,7 @@ def update_workflow_run(
     figures = segments.workflow_figures(jobs).items()
     metrics = [Metric(name, value, moment, step) for name, value in figures]
     said = {"mantik.reason": end.data["words"]} if end is not None else {}
-    begun = [event for event in events if event.kind in (EventKind.BEGUN, EventKind.DETACHED)]
+    begun = [e for e in events if e.kind in (EventKind.BEGUN, EventKind.DETACHED)]
     if begun and begun[-1].kind is EventKind.DETACHED:
         since = datetime.fromtimestamp(begun[-1].time, UTC)
         said[DETACHED] = since.isoformat(timespec="seconds")
@@ -120,22 +111,16 @@ def make_member_runs(
     return made
 
 
-def set_member_status(client: MlflowClient, run_ids: Iterable[str], status: str) -> None:
-    """Set the status of the runs of a group's members."""
-    for run_id in run_ids:
-        unless_refused(partial(client.update_run, run_id, status=status))
-
-
 def end_members(
     client: MlflowClient,
     run_ids: Mapping[str, str],
     own_ids: Mapping[str, str],
     *,
     ends: Path,
-    status: str,
+    finished: bool,
     moment: int,
 ) -> None:
-    """End the runs of a group's members; `status` is the group's, `moment` in ms.
+    """End the runs of a group's members; `finished` is whether the group has, `moment` in ms.
 
     `run_ids` are MLflow's by the members' numbers, and `own_ids` those that the job knows; `ends`
     is the file of `member_ends`. A member whose end the group has not noted did not start, or was
@@ -144,7 +129,7 @@ def end_members(
     known = dict(_read_ends(ends))
     for number, run_id in run_ids.items():
         own_id = own_ids.get(number, run_id)
-        ended = "FINISHED" if status == "FINISHED" else "KILLED"
+        ended = "FINISHED" if finished else "KILLED"
         tags = [RunTag("mantik.own_run_id", own_id)] if own_id != run_id else []
         metrics = []
         if int(number) in known:

@@ -23,13 +23,12 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, EventKind, read_tracked
-
+from ..common.state_directory import STATE
+from ..journal import JOURNAL_FILE, EventKind, read_tracked
 from .cursor import ALL, Cursor, Log, LoggedRun, open_log
 from .run import without_users
 from .store import DIRECTORY, copy_directory
@@ -48,8 +47,6 @@ MAKERS = 4
 """Runs to create at the same time: a server may be far away, and jobs wait."""
 _OTHERS, _ENDING = 4, 3
 """Most tries to publish at the same time, and of these the most ends, which may take long."""
-GIVE_WAY_S = 1.0
-"""The most seconds that all else waits while runs are being created."""
 _UPDATE_S = 60.0
 """The least seconds between two updates of a workflow's run (counts and pictures)."""
 DRAIN_S = 600.0
@@ -89,8 +86,7 @@ class _Item:
         seq: the first event that is not published, for the order.
         making: whether its run must be created first.
         ends: whether its end is among what is to be published.
-        live: the state of what its running job has logged; None if nothing is new.
-        follows: the try whose end comes first.
+        live: the states of what running jobs of it have logged, by their tries, if that is new.
         failures: how often its publication has failed.
         at: when it may be published, by the monotonic clock.
     """
@@ -99,8 +95,7 @@ class _Item:
     seq: int
     making: bool
     ends: bool = False
-    live: tuple[int, int] | None = None
-    follows: str = ""
+    live: dict[str, tuple[int, int]] = field(default_factory=dict)
     failures: int = 0
     at: float = 0.0
 
@@ -119,7 +114,7 @@ class Worker:
         self._wake = threading.Event()
         self._ending = threading.Event()
         self._drains = False
-        self._done: queue.SimpleQueue[tuple[str, bool, Future[None]]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[str, Future[None]]] = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(MAKERS + _OTHERS, "publisher")
         self._items: dict[str, _Item] = {}
         self._busy: dict[str, _Item] = {}
@@ -129,10 +124,8 @@ class Worker:
         self._stamps: dict[str, tuple[int, int]] = {}
         self._changed: set[str] = set()
         self._updated: dict[str, float] = {}
-        self._makes_since: float | None = None
 
     def wake(self) -> None:
-        """Have the log read again."""
         self._wake.set()
 
     def finish(self) -> None:
@@ -141,7 +134,6 @@ class Worker:
         self.wake()
 
     def work(self) -> None:
-        """Publish until the end."""
         while True:
             if self._ending.is_set() and not self._drains:
                 self._drains = True
@@ -194,17 +186,18 @@ class Worker:
                     self._items[workflow] = self._item(run, self._read)
 
     def _note(self, log: Log, subject: str) -> None:
-        """Note what is not published of a try or workflow."""
+        """Note what is not published of a try's run, or of a workflow."""
         run = log.run(subject)
         if run is None or (run.tracked is not None and run.tracked.behind):
             return
-        events = log.events(self._cursor.run(subject).seq, of=subject)
+        sharing = log.tries(run.head) if run.tracked is not None else [run]
+        events = [e for t in sharing for e in log.events(self._cursor.run(t.id).seq, of=t.id)]
         if events:
-            item = self._items.get(subject) or self._item(run, events[0].seq)
+            item = self._items.get(run.head) or self._item(run, min(e.seq for e in events))
             item.ends = any(event.kind is EventKind.ENDED for event in events)
-            self._items[subject] = item
-        elif run.tracked and subject in self._items and not self._items[subject].live:
-            del self._items[subject]  # it was published meanwhile
+            self._items[run.head] = item
+        elif run.tracked and run.head in self._items and not self._items[run.head].live:
+            del self._items[run.head]  # it was published meanwhile
 
     def _note_live(self, log: Log, try_id: str) -> None:
         """Note whether the copy of what a job logs (`engine.live_copies`) has grown."""
@@ -213,33 +206,25 @@ class Worker:
         except OSError:
             return
         stamp = (found.st_mtime_ns, found.st_ino)
-        if self._stamps.get(try_id) == stamp or try_id in self._busy:
-            return
-        if try_id not in self._items and (run := log.run(try_id)) is not None:
-            self._items[try_id] = self._item(run, self._read)
-        if try_id in self._items:
-            self._items[try_id].live = stamp
+        run = log.run(try_id) if self._stamps.get(try_id) != stamp else None
+        if run is not None and run.head not in self._busy:
+            item = self._items.setdefault(run.head, self._item(run, self._read))
+            item.live[try_id] = stamp
 
     def _item(self, run: LoggedRun, seq: int) -> _Item:
         making = not self._cursor.run(run.head).run_id
         where = tuple(str(run.data[name]) for name in ("uri", "experiment_id", "experiment"))
-        return _Item(self._places.setdefault(where, _Place()), seq, making, follows=run.follows)
+        return _Item(self._places.setdefault(where, _Place()), seq, making)
 
     # Who may go
 
     def _may_go(self, subject: str) -> bool:
-        """Return whether a try may be published, as soon as a thread is free."""
+        """Return whether a run may be published, as soon as a thread is free."""
         item = self._items[subject]
-        if self._drains and (item.failures or item.place.failures >= _FAILURES):
-            return False
-        return item.follows not in self._items and item.follows not in self._busy
+        return not (self._drains and (item.failures or item.place.failures >= _FAILURES))
 
     def _dispatch(self) -> None:
         now = time.monotonic()
-        known = [*self._busy.values(), *self._items.values()]
-        makes = any(item.making and item.place.answers for item in known)
-        self._makes_since = (self._makes_since or now) if makes else None
-        first = self._makes_since is not None and now - self._makes_since < GIVE_WAY_S
 
         def rank(subject: str) -> tuple[bool, bool, int]:
             item = self._items[subject]
@@ -258,7 +243,7 @@ class Worker:
                 free = len(busy) - len(others) < MAKERS
             else:
                 ending = sum(other.ends for other in others)
-                free = not (first or len(others) >= _OTHERS or (item.ends and ending >= _ENDING))
+                free = len(others) < _OTHERS and not (item.ends and ending >= _ENDING)
             if free:
                 self._begin(subject, item)
 
@@ -268,10 +253,10 @@ class Worker:
         if item.making:
             future = self._pool.submit(self._publisher.make, subject)
         else:
-            future = self._pool.submit(self._publisher.publish, subject, live=item.live is not None)
+            future = self._pool.submit(self._publisher.publish, subject, live=bool(item.live))
 
         def done(future: "Future[None]") -> None:
-            self._done.put((subject, item.making, future))
+            self._done.put((subject, future))
             self._wake.set()
 
         future.add_done_callback(done)
@@ -280,7 +265,7 @@ class Worker:
         """Take in what the threads have done."""
         while True:
             try:
-                subject, made, future = self._done.get_nowait()
+                subject, future = self._done.get_nowait()
             except queue.Empty:
                 return
             item = self._busy.pop(subject)
@@ -290,8 +275,8 @@ class Worker:
                 self._look_again.add(subject)
                 if subject in self._updated:
                     self._updated[subject] = time.monotonic()
-                if not made and item.live is not None:
-                    self._stamps[subject] = item.live
+                if not item.making:
+                    self._stamps |= item.live
                 continue
             self._failed(subject, item, error)
 
@@ -314,8 +299,6 @@ class Worker:
         """Return how long to wait for something new."""
         now = time.monotonic()
         moments = [max(item.at, item.place.retry_at) for item in self._items.values()]
-        if self._makes_since is not None:
-            moments.append(self._makes_since + GIVE_WAY_S)
         return min([_IDLE_S, *(moment - now for moment in moments if moment > now)])
 
 
@@ -348,7 +331,6 @@ def main() -> int:
             worker.wake()
         worker.finish()
         thread.join(DRAIN_S)
-        sys.stdout.flush()
         # A thread that hangs in a request must not keep the lock.
         os._exit(0)
 

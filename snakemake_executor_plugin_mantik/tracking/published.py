@@ -17,31 +17,6 @@ from .recorded import RecordedRun, RecordedStore
 _PIECE: Final = 1 << 20
 
 
-@dataclass(frozen=True)
-class Destination:
-    """The run that a store belongs to.
-
-    Attributes:
-        try_id: the try that the store belongs to.
-        run_id: MLflow's id of the run.
-        experiment_id: the id of its experiment.
-        source_id: the run's id in the store.
-        source_experiment_id: the experiment's id there.
-        name: the run's initial name in the store.
-        steps: the last step of each metric that earlier segments of the job have logged.
-        members: the runs of a group's members: MLflow's ids by their ids in the store.
-    """
-
-    try_id: str
-    run_id: str
-    experiment_id: str
-    source_id: str
-    source_experiment_id: str
-    name: str
-    steps: Mapping[str, int] = field(default_factory=dict)
-    members: Mapping[str, str] = field(default_factory=dict)
-
-
 @dataclass
 class Lines:
     """The published beginning of a file that only grows.
@@ -123,9 +98,14 @@ class Replay:
     Attributes:
         client: for the run's server.
         store: the store's local directory.
-        to: the run that it belongs to.
         published: what was published before; kept up to date.
         notify: called with what is left out, and why.
+        try_id: the try that the store belongs to.
+        run_id, experiment_id: MLflow's ids of its run and experiment.
+        source_id, source_experiment_id: their ids in the store.
+        name: the run's initial name in the store.
+        steps: the last step of each metric that earlier segments of the job have logged.
+        members: the runs of a group's members: MLflow's ids by their ids in the store.
         again: whether MLflow may have received more than `published` holds.
         live: whether the job still writes to the store.
         later: the paths in the store of files that are not complete yet.
@@ -137,9 +117,16 @@ class Replay:
 
     client: MlflowClient
     store: Path
-    to: Destination
     published: Published
     notify: Callable[[str], None]
+    try_id: str
+    run_id: str
+    experiment_id: str
+    source_id: str
+    source_experiment_id: str
+    name: str
+    steps: Mapping[str, int] = field(default_factory=dict)
+    members: Mapping[str, str] = field(default_factory=dict)
     live: bool = False
     later: Sequence[str] = ()
     order: dict[str, int] = field(default_factory=dict)
@@ -148,9 +135,9 @@ class Replay:
 
     def __post_init__(self) -> None:
         self.again = self.published.doubt
-        self.made_before = {self.to.source_id: self.to.run_id, **self.to.members}
+        self.made_before = {self.source_id: self.run_id, **self.members}
         self.published.runs |= self.made_before
-        self.published.experiments[self.to.source_experiment_id] = self.to.experiment_id
+        self.published.experiments[self.source_experiment_id] = self.experiment_id
 
     def upload_new(
         self,

@@ -8,7 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,42 +17,32 @@ import mlflow
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.journal import GOES_ON, Event, EventKind, TryState
-
+from ..journal import GOES_ON, Event, EventKind
 from .cursor import Cursor, Log, LoggedRun, PublishedRun, open_log
 from .overview import (
-    begin_workflow_run,
     end_members,
     make_member_runs,
-    set_member_status,
     update_workflow_run,
 )
-from .published import Destination, Published, Replay, link_file
+from .published import Published, Replay, link_file
 from .replay import COPY_TREE, publish_store
 from .requests import find_or_make, log_values, unless_refused
 from .run import (
     ARTIFACT_FOLDER,
     NAME_LENGTH,
     PARENT_RUN_TAG,
-    TAG_LENGTH,
-    WAITING_REASON,
     WORKFLOW,
     without_user,
     without_users,
 )
-from .segments import SEGMENTS_TAG, describe_end, segments_tag
+from .segments import STATE_TAGS, RunState, end_figures, list_segments, run_state
 from .store import copy_directory, member_ends, store_directory, try_directory
 
 _MOST_SAID = 20
 """The most lines that the user sees about a run: a job may write a million invalid values."""
 _TRY = "mantik.try"
-TIMES = "mantik.times"
-"""The tag that says who tells how long the job ran, if it could not report that itself."""
-_OF_THE_END = ("mantik.exit_code", "mantik.reason", "mantik.reason.kind", TIMES)
-"""Tags of an end, which a retry in the same run removes."""
 RETRY_OF = "mantik.retry_of"
 """The tag that names the run of the previous try, which did not finish."""
-_OPEN = (TryState.PLANNED, TryState.SUBMITTING, TryState.SUBMITTED)
 _ENDS = (EventKind.ENDED, EventKind.SETTLED, EventKind.CONCLUDED)
 
 
@@ -66,6 +56,7 @@ class _At:
         run: the try or workflow.
         there: its run at MLflow.
         own: up to where the try is published; its run may be that of an earlier one.
+        new: what has happened to it since.
     """
 
     log: Log
@@ -73,6 +64,23 @@ class _At:
     run: LoggedRun
     there: PublishedRun
     own: PublishedRun
+    new: Sequence[Event]
+
+    @property
+    def end(self) -> Event | None:
+        """Its end, if that is new; the first one counts."""
+        end = self.log.end(self.run.id)
+        return end if end in self.new else None
+
+    @property
+    def over(self) -> bool:
+        """Whether this publishes all that there is: one that was settled may have been revived."""
+        end = self.log.end(self.run.id)
+        return (
+            any(event.kind in _ENDS for event in self.new)
+            and (self.run.tracked is None or bool(self.run.tracked.status))
+            and (end is None or end.seq <= self.new[-1].seq)
+        )
 
 
 class Publisher:
@@ -86,6 +94,7 @@ class Publisher:
         self._cursor = cursor
         self._answer = answer
         self._told: dict[str, Published] = {}
+        self._shown: dict[str, RunState] = {}
         self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._here = threading.local()
         self._said: dict[str, set[str]] = defaultdict(set)
@@ -191,56 +200,96 @@ class Publisher:
         }  # fmt: skip
 
     def publish(self, run_of: str, *, live: bool = False) -> None:
-        """Publish what is new of a try or workflow; create its run first, if needed.
+        """Publish what is new of a workflow, or of all tries that share a run with a try.
 
-        With `live` also what its running job has logged.
+        Creates the run first, if needed. With `live` also what running jobs have logged.
 
         Raises:
             Exception: MLflow fails; try again later.
         """
         with open_log(self._workdir) as log:
-            # Before the state: what is written in between is new the next time.
-            events = log.events(self._cursor.run(run_of).seq, of=run_of)
-            run = log.run(run_of)
-            if run is None:
+            asked = log.run(run_of)
+            if asked is None:
                 return
+            ids = log.sharing(asked.head) or [run_of]
+            # Before the states: what is written in between is new the next time.
+            own = {each: self._cursor.run(each) for each in ids}
+            new = {each: log.events(own[each].seq, of=each) for each in ids}
+            run = log.run(asked.head) or asked
             there = self._make(log, run)
-            at = _At(log, self._client(there.uri), run, there, own=self._cursor.run(run_of))
-            if events:
-                self._cursor.set(run_of, begun=events[-1].seq)
-            if not at.own.described and run.head == run_of:
-                begun = _is_over(run) or any(e.kind is EventKind.STARTED for e in events)
-                self._accepted(at, lambda: self._complete(at, begun=begun))
-                self._cursor.set(run_of, described=True)
+            client = self._client(there.uri)
+            found = [
+                _At(log, client, each, there, own[each.id], new[each.id])
+                for each in (log.tries(run.id) if run.tracked else [run])
+                if each.id in own  # a retry may have joined since
+            ]
+            for at in found:
+                if at.new:
+                    self._cursor.set(at.run.id, begun=at.new[-1].seq)
+            if not there.described:
+                whole = _At(log, client, run, there, own[run.id], new[run.id])
+                self._accepted(whole, lambda: self._complete(whole))
+                self._cursor.set(run.id, described=True)
             if run.tracked is None:
-                update = partial(update_workflow_run, at.client, log, run, there.run_id)
-                self._accepted(at, partial(update, events))
-                over = any(event.kind is EventKind.ENDED for event in events)
+                update = partial(update_workflow_run, client, log, run, there.run_id)
+                self._accepted(found[0], partial(update, new[run.id]))
             else:
-                over = self._try(at, events, live=live)
-            if over:
-                self._told.pop(run_of, None)
-                shutil.rmtree(self._workdir / try_directory(run_of), ignore_errors=True)
-            if events:
-                self._cursor.set(run_of, seq=events[-1].seq)
+                self._tries(found, live=live)
+            for at in found:
+                if at.new:
+                    self._cursor.set(at.run.id, seq=at.new[-1].seq)
+                if at.over:
+                    self._told.pop(at.run.id, None)
+                    shutil.rmtree(self._workdir / try_directory(at.run.id), ignore_errors=True)
 
-    def _try(self, at: _At, events: Sequence[Event], *, live: bool) -> bool:
-        """Publish what is new of a try; return whether it has ended."""
-        retried = at.run.one and at.log.is_continued(at.run.id)
-        last = {event.kind: event for event in events}
-        ended = [event for event in events if event.kind in _ENDS]
-        if ended and _is_over(at.run):
-            last.pop(EventKind.STARTED, None)  # its end says more
-        if not retried:  # then the run shows the state of the retry
-            for event in sorted(last.values(), key=lambda event: event.seq):
-                self._accepted(at, partial(_state, at, event))
-        if ended and at.run.tracked is not None and at.run.tracked.status:
-            self._end(at, ended, retried=retried)
-            return True
-        if live:
-            self._cursor.set(at.run.id, live=True)
-            self._accepted(at, lambda: self._store(at, f"{copy_directory(at.run.id)}/{COPY_TREE}"))
-        return False
+    def _tries(self, found: Sequence[_At], *, live: bool) -> None:
+        """Publish the ends of tries, what those that run have logged, and the state of the last."""
+        try:
+            for number, at in enumerate(found, 1):
+                if at.end is not None:
+                    self._end(at, [each.run for each in found[:number]], at.end)
+                elif live and at.run.tracked and not at.run.tracked.status:
+                    self._cursor.set(at.run.id, live=True)
+                    copy = f"{copy_directory(at.run.id)}/{COPY_TREE}"
+                    self._accepted(at, partial(self._store, at, copy))
+        except Exception:
+            # Publish the state even if the rest fails.
+            with suppress(Exception):
+                self._show(found)
+            raise
+        if found:
+            self._accepted(found[-1], partial(self._show, found))
+
+    def _show(self, found: Sequence[_At]) -> None:
+        """Let the run show the state of the last of its tries."""
+        at, head = found[-1], found[0].run.head
+        state = run_state(at.log, [each.run for each in found])
+        tags, before = dict(state.tags), self._shown.get(head)
+        given = _given(at)["run_id"]
+        if state.time and given != at.there.run_id:
+            tags["mantik.own_run_id"] = given
+        known = before.tags if before is not None else {}
+        if before is None and found[0].there.described:  # by another process, perhaps
+            known = at.client.get_run(at.there.run_id).data.tags
+        self._shown.pop(head, None)
+        for name in known.keys() & STATE_TAGS - tags.keys():
+            unless_refused(partial(at.client.delete_tag, at.there.run_id, name))  # it may be gone
+        _set_tags(
+            at.client, at.there.run_id,
+            {name: value for name, value in tags.items() if known.get(name) != value},
+        )  # fmt: skip
+        if state.time:
+            moment = int(state.time * 1000)
+            if at.log.end(at.run.id) is None:  # it was settled
+                self._end_members(at, moment)
+            at.client.set_terminated(at.there.run_id, state.status, moment)
+            return
+        # A job that logs directly may itself have ended its run.
+        if before is None or before.status != state.status or any(each.end for each in found):
+            for run_id in at.there.members.values():
+                unless_refused(partial(at.client.update_run, run_id, status=state.status))
+            at.client.update_run(at.there.run_id, status=state.status)
+        self._shown[head] = replace(state, tags=tags)
 
     def _store(self, at: _At, directory: str, status: str = "", *, doubt: bool = False) -> None:
         """Publish what is new in a job's store; another process may have published more of it."""
@@ -250,13 +299,14 @@ class Publisher:
             self._cursor.set(at.run.id, steps={metric.key: metric.step for metric in known})
         published = self._told.setdefault(at.run.id, Published(doubt=at.own.live))
         published.doubt = published.doubt or doubt
-        publish_store(
-            Replay(
-                at.client, self._workdir / directory, self._destination(at), published,
-                lambda text: self._say(at, text),
-            ),
-            status,
+        given, own_ids = _given(at), _given(at).get("members", {})
+        replay = Replay(
+            at.client, self._workdir / directory, published, partial(self._say, at), at.run.id,
+            at.there.run_id, at.there.experiment_id, given["run_id"], given["experiment_id"],
+            name=at.run.data["name"], steps=self._cursor.run(at.run.id).steps or {},
+            members={own_ids[n]: run_id for n, run_id in at.there.members.items() if n in own_ids},
         )  # fmt: skip
+        publish_store(replay, status)
 
     def _client(self, uri: str) -> MlflowClient:
         clients: dict[str, MlflowClient] = self._here.__dict__
@@ -267,21 +317,16 @@ class Publisher:
 
     # The start of a run
 
-    def _complete(self, at: _At, *, begun: bool) -> None:
-        """Set what a run has from its start but cannot be created with.
-
-        One that has `begun` gets its state afterwards.
-        """
+    def _complete(self, at: _At) -> None:
+        """Set what a run has from its start but cannot be created with."""
         if at.there.run_id != at.run.data.get("run_id"):
             self._params(at, at.there.run_id, at.run.data["params"])
         for number, member_run in at.there.members.items():
-            params = at.run.data["members"][number]["params"]
-            self._params(at, member_run, params)
+            self._params(at, member_run, at.run.data["members"][number]["params"])
         if at.run.tracked is None:
-            begin_workflow_run(at.client, at.run.id, at.there.run_id, self._workdir)
-        elif not begun:
-            set_member_status(at.client, at.there.members.values(), "SCHEDULED")
-            at.client.update_run(at.there.run_id, status="SCHEDULED")
+            files = self._workdir / try_directory(at.run.id) / ARTIFACT_FOLDER
+            if files.is_dir():  # the Snakefile and the backend configs
+                at.client.log_artifacts(at.there.run_id, str(files), ARTIFACT_FOLDER)
 
     def _params(self, at: _At, run_id: str, values: Mapping[str, str]) -> None:
         params = [Param(name, value) for name, value in values.items()]
@@ -301,86 +346,48 @@ class Publisher:
             self._experiments[key] = (found.experiment_id, found.name)
         return self._experiments[key]
 
-    def _destination(self, at: _At) -> Destination:
-        given = _given(at)
-        own_ids = given.get("members", {})
-        return Destination(
-            at.run.id, at.there.run_id, at.there.experiment_id, given["run_id"],
-            source_experiment_id=given["experiment_id"], name=at.run.data["name"],
-            steps=self._cursor.run(at.run.id).steps or {},
-            members={own_ids[n]: run_id for n, run_id in at.there.members.items() if n in own_ids},
-        )  # fmt: skip
-
     # The end
 
-    def _end(self, at: _At, events: Sequence[Event], *, retried: bool) -> None:
-        end = at.log.end(at.run.id)
-        if end is None and events[-1].kind is EventKind.SETTLED:
-            end = events[-1]
-        if end is None:
-            return
-        data = describe_end(at.log, at.run, end)
-        if end.seq <= at.own.seq:  # it is published, and the store was downloaded again at most
-            if any(event.kind is EventKind.CONCLUDED for event in events):
-                data["metrics"] = {}
-                self._accepted(at, lambda: self._ended(at, data, retried=retried))
-            return
-        doubt = at.own.begun >= end.seq
+    def _end(self, at: _At, tries: Sequence[LoggedRun], end: Event) -> None:
+        """Publish the end of the last of these tries, and what its job has left."""
+        assert at.run.record is not None
+        assert at.run.tracked is not None
+        status = at.run.tracked.status
+        moment = int((at.run.record.times.ended or end.time) * 1000)
+        figures, step = end_figures(at.log, tries, end)
+        metrics = [Metric(name, value, moment, step) for name, value in figures.items()]
+        self._accepted(at, partial(at.client.log_batch, at.there.run_id, metrics=metrics))
         what = "the rest of what the job logged is left out"
-        try:
-            directory, status = store_directory(at.run.id), data["status"] or "KILLED"
-            self._accepted(at, lambda: self._store(at, directory, status, doubt=doubt), what)
-            self._accepted(at, lambda: self._files(at, data), what)
-        except Exception:
-            # Publish the end even if the rest fails.
-            with suppress(Exception):
-                self._ended(at, data, retried=retried)
-            raise
-        self._accepted(at, lambda: self._ended(at, data, retried=retried))
+        directory, doubt = store_directory(at.run.id), at.own.begun >= end.seq
+        left = status if status != GOES_ON else "KILLED"
+        self._accepted(at, lambda: self._store(at, directory, left, doubt=doubt), what)
+        self._end_members(at, moment, finished=status == "FINISHED")
+        self._accepted(at, lambda: self._files(at, tries, end), what)
 
-    def _ended(self, at: _At, data: Mapping[str, Any], *, retried: bool) -> None:
-        given = _given(at)
-        own_id = given["run_id"]
-        tags = {
-            "mantik.exit_code": "" if data["exit_code"] is None else str(data["exit_code"]),
-            "mantik.reason": data["words"],
-            "mantik.reason.kind": data["reason"],
-            TIMES: data["times"],
-            "mantik.own_run_id": own_id if own_id != at.there.run_id else "",
-        }
-        goes_on = not data["status"] or retried
-        if goes_on:
-            tags = {}
-        tags[SEGMENTS_TAG] = segments_tag(data["segments"])
-        moment = int(data["time"] * 1000)
-        metrics = [Metric(n, v, moment, data["step"]) for n, v in data["metrics"].items()]
+    def _end_members(self, at: _At, moment: int, *, finished: bool = False) -> None:
+        ends, own_ids = self._workdir / member_ends(at.run.id), _given(at).get("members", {})
         end_members(
-            at.client, at.there.members, given.get("members", {}),
-            ends=self._workdir / member_ends(at.run.id), status=data["status"], moment=moment,
-        )  # fmt: skip
-        at.client.log_batch(at.there.run_id, metrics=metrics, tags=_run_tags(tags))
-        if not goes_on:
-            at.client.set_terminated(at.there.run_id, data["status"], moment)
-        elif at.run.data.get("direct"):  # the job itself may have ended it
-            at.client.update_run(at.there.run_id, status="RUNNING")
+            at.client, at.there.members, own_ids, ends=ends, finished=finished, moment=moment
+        )
 
-    def _files(self, at: _At, data: Mapping[str, Any]) -> None:
+    def _files(self, at: _At, tries: Sequence[LoggedRun], end: Event) -> None:
         """Upload script, log and backend config, unless the segment is submitted again."""
-        folders = [ARTIFACT_FOLDER]
-        if segments := data["segments"]:
+        assert at.run.tracked is not None
+        status, folders = at.run.tracked.status, [ARTIFACT_FOLDER]
+        if segments := list_segments(at.log, tries):
             own = segments[-1]["try"] == at.run.id
-            if not data["status"]:
+            if status == GOES_ON:
                 if not own:
                     return
                 # Those of the run are the last one's.
                 folders = [f"{ARTIFACT_FOLDER}/segment-{segments[-1]['segment']}"]
-            elif at.run.one and own and data["status"] != "FINISHED":
+            elif at.run.one and own and status != "FINISHED":
                 # A retry may replace the others.
                 folders.append(f"{ARTIFACT_FOLDER}/try-{segments[-1]['segment']}")
         directory = self._workdir / try_directory(at.run.id) / ARTIFACT_FOLDER
         for name, path in (
             ("backend-config.yaml", at.run.data["config"]),
-            ("log.txt", data["log"]),
+            ("log.txt", end.data["log"]),
         ):
             origin, place = self._workdir / path, directory / name
             if path and origin.is_file():
@@ -414,10 +421,6 @@ def _uri(run: LoggedRun) -> str:
     return str(run.data["uri"]) or without_user(mlflow.get_tracking_uri())
 
 
-def _is_over(run: LoggedRun) -> bool:
-    return run.tracked is not None and run.tracked.status not in ("", GOES_ON)
-
-
 def _given(at: _At) -> Mapping[str, Any]:
     """Return the ids that the job knows, MLflow's if it knows none."""
     assert at.run.tracked is not None
@@ -427,46 +430,6 @@ def _given(at: _At) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _state(at: _At, event: Event) -> None:
-    """Publish the state of a job that has not ended."""
-    if event.kind is EventKind.SUBMITTED:
-        _submitted(at, event.data["job"])
-    elif event.kind is EventKind.WAITING:
-        _set_tag(at.client, at.there.run_id, WAITING_REASON, event.data["why"])
-    elif event.kind is EventKind.STARTED:
-        at.client.update_run(at.there.run_id, status="RUNNING")
-        set_member_status(at.client, at.there.members.values(), "RUNNING")
-
-
-def _submitted(at: _At, job: str) -> None:
-    record = at.run.record
-    assert record is not None
-    before = at.log.tries(tuple(record.makers.values()))
-    names = dict.fromkeys(maker.name for maker in before if maker.state in _OPEN)
-    tags = {
-        "mantik.job_id": job, "mantik.queue": record.queue,
-        WAITING_REASON: f"queued behind {', '.join(names)}" if names else "",
-    }  # fmt: skip
-    if retry := at.run.data.get("retry"):
-        tags |= retry
-        for name in _OF_THE_END:
-            _set_tag(at.client, at.there.run_id, name, "")
-        at.client.update_run(at.there.run_id, status="SCHEDULED")
-    _set_tags(at.client, at.there.run_id, tags)
-
-
 def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
-    if found := _run_tags(tags):
-        client.log_batch(run_id, tags=found)
-
-
-def _set_tag(client: MlflowClient, run_id: str, name: str, value: str) -> None:
-    """Set a tag, or remove it if the value is empty."""
-    if value:
-        _set_tags(client, run_id, {name: value})
-    else:  # it may not exist
-        unless_refused(partial(client.delete_tag, run_id, name))
-
-
-def _run_tags(tags: Mapping[str, str]) -> list[RunTag]:
-    return [RunTag(name, value[:TAG_LENGTH]) for name, value in tags.items() if value]
+    if tags:
+        client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])

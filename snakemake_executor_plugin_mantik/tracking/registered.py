@@ -18,8 +18,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.uri import append_to_uri_path
 from ruamel.yaml import YAML
 
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-
+from ..common.humanize import humanize_count
 from .published import Replay
 from .recorded import (
     REGISTRY,
@@ -107,7 +106,7 @@ def _origin(
     model = version.model_id or version.source.removeprefix("models:/")
     if model_id := at.published.models.get(model):
         there = at.client.get_logged_model(model_id)
-        run_id, uri = there.source_run_id or at.to.run_id, f"models:/{model_id}"
+        run_id, uri = there.source_run_id or at.run_id, f"models:/{model_id}"
         # The registry in a database looks for the model at MLflow's own tracking URI.
         own = at.client.tracking_uri
         found = own.startswith("http") or own == mlflow.get_tracking_uri()
@@ -137,7 +136,7 @@ def _artifact(at: Replay, run: RecordedRun, source: str) -> str:
 
 def _register(at: Replay, version: RecordedVersion, origin: _Origin) -> None:
     _describe_model(at, version.name)
-    mark = f"{at.to.try_id}/{version.name}/{version.number}"
+    mark = f"{at.try_id}/{version.name}/{version.number}"
     made = _find(at, origin.run_id, mark) if at.again else None
     if made is None:
         made = at.client.create_model_version(
@@ -199,7 +198,7 @@ def publish_model(at: Replay, model: RecordedModel) -> None:
     whole = model.status and not any(path.startswith(f"{below}/") for path in at.later)
     if at.live and (not whole or known in at.published.over):
         return
-    run_id = at.published.runs.get(model.run_id, at.to.run_id)
+    run_id = at.published.runs.get(model.run_id, at.run_id)
     model_id, location = _model(at, model, run_id)
     files = place / "artifacts"
     names = {
@@ -218,8 +217,8 @@ def publish_model(at: Replay, model: RecordedModel) -> None:
 
 def _model(at: Replay, model: RecordedModel, run_id: str) -> tuple[str, str]:
     """Return the id and the artifact location of a model in MLflow; create it if needed."""
-    experiment = at.published.experiments.get(model.experiment_id, at.to.experiment_id)
-    name = f"{at.to.try_id}/{model.id}"
+    experiment = at.published.experiments.get(model.experiment_id, at.experiment_id)
+    name = f"{at.try_id}/{model.id}"
     known = None
     if model.id in at.published.models:
         known = at.client.get_logged_model(at.published.models[model.id])

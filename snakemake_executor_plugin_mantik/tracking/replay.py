@@ -26,8 +26,7 @@ from mlflow.entities import (
     RunTag,
 )
 
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-
+from ..common.humanize import humanize_count
 from . import registered
 from .published import Lines, Replay
 from .recorded import (
@@ -73,9 +72,9 @@ def publish_store(at: Replay, status: str = "") -> None:
     at.published.doubt = True
     source, stamp = at.published.source, _stamp(at.store)
     if source is None or not at.live or at.published.stamp != stamp:
-        own = (at.to.source_experiment_id, at.to.source_id)
+        own = (at.source_experiment_id, at.source_id)
         source = read_store(at.store, own, at.notify, live=at.live)
-        if not at.live and at.to.source_id not in {run.id for run in source.runs}:
+        if not at.live and at.source_id not in {run.id for run in source.runs}:
             at.notify("the job has removed its run in its own store")
         _describe(at, source)
         at.published.source, at.published.stamp = source, stamp
@@ -154,7 +153,7 @@ def _make_run(at: Replay, source: RecordedStore, run: RecordedRun) -> None:
     )
     if experiment is None:
         return
-    mark = f"{at.to.try_id}/{run.id}"
+    mark = f"{at.try_id}/{run.id}"
     if at.again and (
         found := at.client.search_runs([experiment], f"tags.`{_SOURCE_RUN}` = '{mark}'")
     ):
@@ -224,9 +223,7 @@ def _log(at: Replay, run_id: str, kind: str, values: Sequence[Param | RunTag | M
 def _is_ours(at: Replay, name: str, value: str) -> bool:
     """Return whether a tag of a run that was made before the job must not replace ours."""
     return (
-        name.startswith(_FROM)
-        or name in (_USER, PARENT_TAG)
-        or (name, value) == (_NAME, at.to.name)
+        name.startswith(_FROM) or name in (_USER, PARENT_TAG) or (name, value) == (_NAME, at.name)
     )
 
 
@@ -240,7 +237,7 @@ def _meant(at: Replay, run: RecordedRun, tag: str) -> str:
     if tag != PARENT_TAG:
         return value
     above = order.get(value, len(order)) < order[run.id]
-    return at.published.runs.get(value, at.to.run_id) if above else at.to.run_id
+    return at.published.runs.get(value, at.run_id) if above else at.run_id
 
 
 def _inputs(at: Replay, run: RecordedRun, run_id: str) -> None:
@@ -356,8 +353,8 @@ def _log_metrics(at: Replay, logged: Sequence[Metric], source_run: str) -> None:
     run's id in the store; nothing is published if the run does not exist in MLflow.
     """
     run_id = at.published.runs.get(source_run)
-    if source_run == at.to.source_id:
-        logged = without_repeated(logged, at.to.steps)
+    if source_run == at.source_id:
+        logged = without_repeated(logged, at.steps)
     if run_id is None or not logged:
         return
     # A run's own file does not name the model of each value.

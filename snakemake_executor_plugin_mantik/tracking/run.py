@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.secret_names import MASK, is_secret
-from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.mlproject.entry import Call
+from ..common.errors import UserError
+from ..common.secret_names import MASK, is_secret
+from ..journal import TryRecord
+from ..mlproject.entry import Call
 
 NAME_LENGTH = 250
 """The longest name of a run that MLflow's databases accept, in characters."""

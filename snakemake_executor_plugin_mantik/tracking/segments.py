@@ -1,66 +1,120 @@
-"""Describe what a job used, and the segments of one that has one run."""
+"""Describe what a run shows of its job: of its last try, and of all that it was continued by."""
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.journal import (
-    GOES_ON,
-    Event,
-    EventKind,
-    TrackedTry,
-    TryRecord,
-)
-
+from ..journal import GOES_ON, Event, EventKind, TrackedTry, TryRecord, TryState, read_tries
 from .cursor import Log, LoggedRun
-from .run import TAG_LENGTH
+from .run import TAG_LENGTH, WAITING_REASON
 
 SEGMENTS_TAG: Final = "mantik.segments"
+TIMES: Final = "mantik.times"
+"""The tag that names the source of a job's run time if the job could not report it."""
+STATE_TAGS: Final = frozenset(
+    ("mantik.exit_code", "mantik.job_id", "mantik.own_run_id", "mantik.queue", "mantik.reason",
+     "mantik.reason.kind", SEGMENTS_TAG, TIMES, WAITING_REASON)
+)  # fmt: skip
+"""The tags that depend on a run's state; those of a retry stay."""
 _SAME: Final = "same segment"
+_OPEN: Final = (TryState.PLANNED, TryState.SUBMITTING, TryState.SUBMITTED)
 
 
-def describe_end(log: Log, run: LoggedRun, event: Event) -> dict[str, Any]:
-    """Return what MLflow is to know of the end of a try, which `event` reports.
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run: that of the last of its tries.
 
-    Returns:
-        `status`, empty if the job goes on; `time`; `words`, `times`, `reason` and `exit_code` for
-        tags; `log`, the path of the job's log; `metrics` and their `step`; and `segments`.
+    Attributes:
+        time: when the job ended, if it has; seconds since the epoch.
+        tags: all that depend on the state; none is empty.
     """
-    record, tracked = run.record, run.tracked
+
+    status: str
+    time: float
+    tags: Mapping[str, str]
+
+
+def run_state(log: Log, tries: Sequence[LoggedRun]) -> RunState:
+    """Return the state of the run of these tries, the last one last."""
+    last = tries[-1]
+    record, tracked = last.record, last.tracked
     assert record is not None
     assert tracked is not None
-    facts = event.data
-    found = {
-        "status": "" if tracked.status == GOES_ON else tracked.status,
-        "time": event.time, "times": "", "reason": "", "exit_code": None, "log": "",
-        **facts, "metrics": {}, "step": 0, "segments": [],
-    }  # fmt: skip
-    if event.kind is not EventKind.ENDED:
-        return found
-    concluded = [e for e in log.events(of=run.id) if e.kind is EventKind.CONCLUDED]
-    found |= {"time": record.times.ended or event.time, "times": record.times.words}
-    found |= {"words": concluded[-1].data["words"]} if concluded else {}
-    if not record.segments and not run.one:
-        return found | {"metrics": job_figures(record, facts["exit_code"])}
-    entries = _entries(log, run)
-    found["segments"] = entries
-    if facts["successor"] != _SAME or found["status"]:
-        code = facts["exit_code"] if found["status"] and not concluded else None
-        found |= {"metrics": sum_figures(entries, code), "step": max(0, len(entries) - 1)}
-    return found
+    known = {event.kind: event for event in log.events(of=last.id)}
+    tags = {
+        **last.data.get("retry", {}),
+        SEGMENTS_TAG: segments_tag(list_segments(log, tries)),
+        WAITING_REASON: "" if record.started is not None else record.waits or _behind(log, record),
+    }
+    jobs = [
+        (job, each.record.queue) for each in tries if each.record for job in each.record.site_jobs
+    ]
+    if jobs:
+        tags["mantik.job_id"], tags["mantik.queue"] = jobs[-1]
+    status, time = tracked.status, 0.0
+    if status in ("", GOES_ON):
+        goes_on = len(tries) > 1 or status == GOES_ON
+        begun = record.started is not None or (goes_on and not last.one)
+        status = "RUNNING" if begun else "SCHEDULED"
+    else:
+        end = log.end(last.id)
+        over = known.get(EventKind.CONCLUDED)
+        if end is None:  # else it was continued since it was settled
+            over = known.get(EventKind.SETTLED, over)
+        facts = {
+            **(end.data if end is not None else {}),
+            **({"words": over.data["words"]} if over else {}),
+        }
+        code = facts.get("exit_code")
+        tags |= {
+            "mantik.exit_code": "" if code is None else str(code),
+            "mantik.reason": facts.get("words", ""),
+            "mantik.reason.kind": facts.get("reason", ""),
+            TIMES: record.times.words,
+        }
+        time = record.times.ended or (end or over or log.events(of=last.id)[-1]).time
+    return RunState(status, time, {n: v[:TAG_LENGTH] for n, v in tags.items() if v})
 
 
-def _entries(log: Log, run: LoggedRun) -> list[dict[str, Any]]:
-    """Return an entry for each segment, or retry in one run, that has ended up to `run`."""
+def _behind(log: Log, record: TryRecord) -> str:
+    if not record.site_jobs:
+        return ""
+    makers = json.dumps([*record.makers.values()])
+    before = read_tries(log.db, "WHERE id IN (SELECT value FROM json_each(?))", (makers,))
+    names = dict.fromkeys(maker.name for maker in before if maker.state in _OPEN)
+    return f"waits for {', '.join(names)}" if names else ""
+
+
+def end_figures(log: Log, tries: Sequence[LoggedRun], end: Event) -> tuple[dict[str, float], int]:
+    """Return the metrics that the end of the last of these tries adds to its run, and the step."""
+    last = tries[-1]
+    record, tracked = last.record, last.tracked
+    assert record is not None
+    assert tracked is not None
+    code = end.data["exit_code"]
+    if not record.segments and not last.one:
+        return job_figures(record, code), 0
+    entries, goes_on = list_segments(log, tries), tracked.status == GOES_ON
+    if goes_on and end.data["successor"] == _SAME:
+        return {}, 0
+    concluded = any(event.kind is EventKind.CONCLUDED for event in log.events(of=last.id))
+    used = sum_figures(entries, None if goes_on or concluded else code)
+    return used, max(0, len(entries) - 1)
+
+
+def list_segments(log: Log, tries: Sequence[LoggedRun]) -> list[dict[str, Any]]:
+    """Return an entry for each of the segments, or retries in one run, that has ended."""
     entries: list[dict[str, Any]] = []
-    for each in log.chain(run):
-        end = log.end(each.id)
-        if each.record is None or end is None or end.data["successor"] == _SAME:
+    for each in tries:
+        record, end = each.record, log.end(each.id)
+        if record is None or end is None or end.data["successor"] == _SAME:
             continue
-        number = len(entries) + 1 if run.one else each.record.segment + 1
-        entries.append(_entry(each.record, end, entries[-1] if entries else None, number))
+        if record.segments or each.one:
+            number = len(entries) + 1 if each.one else record.segment + 1
+            entries.append(_entry(record, end, entries[-1] if entries else None, number))
     return entries
 
 

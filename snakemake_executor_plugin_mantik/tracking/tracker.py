@@ -17,20 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import JournalError, install_command
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.config.settings import Timing
-from snakemake_executor_plugin_mantik.engine.observer import (
-    JobEnd,
-    JobExtras,
-    LiveView,
-    Observer,
-)
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.jobs.script import strip_inline
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.journal import Journal, TrackedTry, TryRecord, TryState
-
+from ..common.errors import JournalError, install_command
+from ..common.humanize import humanize_count
+from ..config.settings import Timing
+from ..engine.observer import JobEnd, JobExtras, LiveView, Observer
+from ..engine.request import JobRequest
+from ..jobs.script import strip_inline
+from ..jobs.spec import JobSpec
+from ..journal import Journal, TrackedTry, TryRecord, TryState
 from . import store
 from .cursor import Cursor, count_unpublished
 from .run import (
@@ -199,7 +193,8 @@ class Tracker(Observer):
             if run is None:
                 self._worker.wake()
                 return None
-            self._tracked |= {record.id, job.workflow}
+            head = str(self._known(record).data.get("head") or record.id)
+            self._tracked |= {record.id, head, job.workflow}
             known = await self._given(record)
         except _Broken as error:
             self._broken(error)

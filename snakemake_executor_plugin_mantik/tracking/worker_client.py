@@ -10,13 +10,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-
+from ..common.humanize import humanize_count
 from .store import DIRECTORY
 
 MADE_WAIT_S = 15.0
@@ -24,6 +23,8 @@ MADE_WAIT_S = 15.0
 
 Importing MLflow takes two to six seconds, creating a database in a new SQLite file two more.
 """
+# -P: modules of the user's project must not shadow others.
+PYTHON: Sequence[str] = (sys.executable, "-P", "-m")
 WORKER = "snakemake_executor_plugin_mantik.tracking.process"
 _LOG_BYTES = 1 << 20
 """The size of the worker's log above which it is truncated, in bytes."""
@@ -87,8 +88,7 @@ class WorkerClient:
         with log.open("a" if small else "w") as errors:
             # In a session of its own: Ctrl-C must reach only the controller, which ends the worker.
             process = self._process = subprocess.Popen(
-                # -P: modules of the user's project must not shadow others.
-                [sys.executable, "-P", "-m", WORKER],
+                [*PYTHON, WORKER],
                 cwd=self._workdir, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 start_new_session=True,
             )  # fmt: skip
@@ -122,6 +122,7 @@ class WorkerClient:
             for line in lines:
                 with suppress(ValueError):  # other output of the process
                     self._hear(json.loads(line))
+        process.wait()
         self._hear({"gone": True})
 
     def _hear(self, answer: Mapping[str, Any]) -> None:
@@ -192,3 +193,10 @@ class WorkerClient:
                 f"MLflow cannot be updated now; jobs continue, and updates follow later. {why}"
             )
         self.release()
+
+
+def start_worker(workdir: Path) -> None:
+    """Have what is left published, and do not wait for it; see `WorkerClient.wake`."""
+    worker = WorkerClient(workdir, lambda _: None)
+    worker.wake()
+    worker.close(0)

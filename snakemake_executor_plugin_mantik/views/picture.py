@@ -10,13 +10,10 @@ from functools import cache
 from typing import Any, Final
 
 import jinja2
+from markupsafe import Markup
 
-from snakemake_executor_plugin_mantik.common.errors import one_line, printable
-from snakemake_executor_plugin_mantik.common.humanize import (
-    humanize_count,
-    humanize_duration,
-    humanize_size,
-)
+from ..common.errors import one_line, printable
+from ..common.humanize import humanize_count, humanize_duration, humanize_size
 
 
 class NodeState(StrEnum):
@@ -196,14 +193,21 @@ def make_picture(
     )
 
 
-def shorten_text(text: str, most: int) -> str:
-    """Return a text as one line, cut to `most` narrow characters."""
-    text = one_line(text)
-    if column_count(text) <= most:
+def shorten_text(text: str, most: int, rule: str = "") -> str:
+    """Return a text as one line of `most` narrow characters, without its middle if it is longer.
+
+    Of a job's rule, with which the text begins, nothing is left out if it is shorter. Without any
+    room, nothing is left.
+    """
+    text = one_line(text) if most > 0 else ""
+    if column_count(text) <= max(0, most):
         return text
-    while text and column_count(text) >= most:
-        text = text[:-1]
-    return f"{text}…"
+    keep = max(len(rule), most // 2)
+    # A name may have a million characters.
+    start, end = text[: min(keep, most)], text[max(keep, len(text) - most) :]
+    while column_count(start + end) >= most:
+        start, end = (start, end[1:]) if end else (start[:-1], "")
+    return f"{start}…{end}"
 
 
 def column_count(text: str) -> int:
@@ -242,5 +246,7 @@ def _environment() -> jinja2.Environment:
     made.filters |= {
         "duration": lambda seconds: "–" if seconds is None else humanize_duration(seconds),
         "size": humanize_size, "moment": format_timestamp, "one_line": one_line,
+        # A name may break behind `_` only.
+        "name": lambda text: Markup("_<wbr/>").join(printable(text).split("_")),
     }  # fmt: skip
     return made

@@ -11,8 +11,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final, NamedTuple
 
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-
+from ..common.humanize import humanize_duration
 from .picture import (
     GLYPHS,
     Node,
@@ -126,7 +125,6 @@ def _mean(places: Sequence[Position], at: Mapping[Position, float], default: flo
 def _crossings(
     layers: Sequence[Sequence[Position]], near: Mapping[Position, Sequence[Sequence[Position]]]
 ) -> int:
-    """Count the crossings of edges between neighbouring layers."""
     at = {place: index for layer in layers for index, place in enumerate(layer)}
     found = 0
     for layer in layers:

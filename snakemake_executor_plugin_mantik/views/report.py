@@ -1,31 +1,34 @@
-"""A report of a workflow as one HTML file, without scripts and without anything that is fetched."""
+"""A report of a workflow as one HTML file that fetches nothing, and its jobs as CSV."""
 
+import csv
 import time
-from collections import Counter
+from base64 import b64encode
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from importlib.metadata import version
+from io import StringIO
+from itertools import count
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import ConfigError
-from snakemake_executor_plugin_mantik.common.humanize import (
-    humanize_count,
-    humanize_duration,
-    humanize_size,
+from ..common.errors import ConfigError
+from ..common.humanize import humanize_count, humanize_duration, humanize_size
+from ..common.secret_names import make_masker
+from ..common.state_directory import STATE, read_end
+from ..config.reading import read_backend_config
+from ..jobs.reasons import Reason, same_cause
+from ..journal import SiteRecord, SnakemakeRun, is_controlled, read_workflow
+from .picture import (
+    NodeState,
+    Picture,
+    count_states,
+    format_timestamp,
+    make_picture,
+    render_template,
 )
-from snakemake_executor_plugin_mantik.common.secret_names import make_masker
-from snakemake_executor_plugin_mantik.common.state_directory import STATE, read_end
-from snakemake_executor_plugin_mantik.config.reading import read_backend_config
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import (
-    SiteRecord,
-    SnakemakeRun,
-    is_controlled,
-    read_workflow,
-)
-
-from .picture import NodeState, Picture, format_timestamp, make_picture, render_template
 from .pipeline import render_pipeline
 from .timeline import render_timeline
 from .usage import ENOUGH, RuleUsage, sum_known, usage_by_rule
@@ -38,7 +41,23 @@ MOST_RULES: Final = 100
 """The most rules in a table; those with the most core hours come first."""
 
 MOST_FAILURES: Final = 20
-"""The most failed jobs that are shown, and the most tries that later ones have replaced."""
+"""The most different failures that are shown, and the most tries that later ones have replaced."""
+_MOST_NAMES: Final = 200
+"""The most names of jobs that failed alike."""
+MOST_JOBS: Final = 2000
+"""The most tries in the table of jobs; those of failed jobs come first."""
+
+_BINS: Final = 20
+"""The number of bars of a distribution."""
+
+_TRACEBACK: Final = "Traceback (most recent call last)"
+
+_CSV: Final = (
+    *("job", "rule", "id", "try", "segment", "site", "queue", "state", "failure", "exit_code"),
+    *("waited_for_jobs", "waited", "ran", "walltime", "cores", "memory", "memory_used"),
+    *("waiting_since", "running_since", "finished", "log"),
+)
+"""The columns of CSV: keys of a job in JSON."""
 
 _TAIL_BYTES: Final = 4096
 _TAIL_LINES: Final = 30
@@ -116,15 +135,11 @@ class Report:
             "made": self.picture.now,
             "going_on": self.going_on,
             "run": times | dict(run.about) if run else None,
-            "jobs": _count_states(self.picture),
+            "jobs": count_states(node.state for node in self.picture.nodes),
             "failed": len(self.failed(last=True)),
             "repeated": len(self.failed(last=False)),
             "rules": [asdict(usage) for usage in self.rules],
         }
-
-
-def _count_states(picture: Picture) -> Mapping[str, int]:
-    return Counter(node.state for node in picture.nodes)
 
 
 def gather_report(
@@ -186,7 +201,6 @@ def gather_report(
 
 
 def _secrets_of(sites: Iterable[SiteRecord], warn: Callable[[str], None]) -> Iterator[str]:
-    """Yield the secrets that sites' backend configs give to jobs."""
     for path in dict.fromkeys(site.config for site in sites if site.config):
         try:
             config, _ = read_backend_config(Path(path))
@@ -199,6 +213,7 @@ def _secrets_of(sites: Iterable[SiteRecord], warn: Callable[[str], None]) -> Ite
 def render_report(report: Report) -> str:
     """Return the HTML of a report (UTF-8). All names and texts are escaped."""
     rules, failed = report.rules, report.failed(last=True)
+    script = render_template("sort.js.j2")
     sites = sorted({site for usage in rules for site in usage.core_hours})
     return render_template(
         "report.html.j2",
@@ -210,10 +225,13 @@ def render_report(report: Report) -> str:
         status=_status(report),
         tiles=_tiles(report),
         failed=failed,
-        failures=_varied(failed),
-        reasons=Counter(map(_kind, failed)).most_common(),
+        failures=_alike(report, failed),
+        listed=sorted(report.jobs, key=lambda job: job.state is not NodeState.FAILED)[:MOST_JOBS],
+        script=script,
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),
         repeated=report.failed(last=False),
         most_failures=MOST_FAILURES,
+        most_names=_MOST_NAMES,
         reason=lambda job: Reason(job.record.reason).words if job.record.reason else "",
         queues={
             name: sorted({j.record.queue for j in report.jobs if j.site == name and j.record.queue})
@@ -221,7 +239,7 @@ def render_report(report: Report) -> str:
         },
         rules=rules,
         shown=rules[:MOST_RULES],
-        meters=_meters,
+        meters=lambda usage: _meters(usage, [j for j in report.jobs if j.rule == usage.rule]),
         hours=_hours,
         sum_known=sum_known,
         site_hours={
@@ -231,6 +249,15 @@ def render_report(report: Report) -> str:
         timeline=render_timeline(report.picture),
         enough=ENOUGH,
     )
+
+
+def render_csv(report: Report) -> str:
+    """Return all tries as CSV, a line each; times are seconds, memory is bytes."""
+    text = StringIO()
+    writer = csv.DictWriter(text, _CSV, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(job.as_json(report.picture.now) for job in report.jobs)
+    return text.getvalue()
 
 
 def _status(report: Report) -> str:
@@ -277,39 +304,60 @@ def _tiles(report: Report) -> Sequence[tuple[str, str, str]]:
         median = humanize_duration(max(queued))
         tiles.append((median, "in the queue", "median of the rule that waits most"))
     repeated = len(report.failed(last=False))
-    repeats = humanize_count(repeated, "try", "tries") if repeated else "none"
+    repeats = humanize_count(repeated, "attempt") if repeated else "none"
     tiles.append((f"{len(report.failed(last=True)):,}", "failed", f"{repeats} repeated"))
     return tiles
 
 
-def _kind(job: JobView) -> tuple[str, str]:
-    return job.rule, Reason(job.record.reason or Reason.UNKNOWN).words
+def _alike(report: Report, failed: Sequence[JobView]) -> Sequence[Sequence[JobView]]:
+    """Return the failed jobs by equal ends: one end of each rule and reason first, then the others.
+
+    Ends are equal if the last tracebacks are, or without one all of the output that is shown; the
+    jobs' own paths may differ.
+    """
+    ends = [(job.cause, report.tail(job).rpartition(_TRACEBACK)[2]) for job in failed]
+    number = Counter(ends)
+    found = defaultdict[tuple[str, ...], list[JobView]](list)
+    for job, end in zip(failed, ends, strict=True):
+        # A path of all jobs may hold what is the value of a wildcard of one.
+        equal = end if number[end] > 1 else (same_cause(text, job.name) for text in end)
+        found[job.record.reason, *equal].append(job)
+    turns = defaultdict[tuple[str, str], Iterator[int]](count)
+    most_first = sorted(found.values(), key=len, reverse=True)
+    return sorted(most_first, key=lambda jobs: next(turns[jobs[0].rule, jobs[0].record.reason]))
 
 
-def _varied(failed: Sequence[JobView]) -> Sequence[JobView]:
-    """Return some failed tries in their order, of each rule and reason about as many."""
-    seen: Counter[tuple[str, str]] = Counter()
-    ranks = []
-    for position, job in enumerate(failed):
-        ranks.append((seen[_kind(job)], position))
-        seen[_kind(job)] += 1
-    chosen = sorted(position for _, position in sorted(ranks)[:MOST_FAILURES])
-    return [failed[position] for position in chosen]
+_Spread = tuple[str, str] | None
+_Meter = tuple[str, str, str, float | None, bool, _Spread]
 
 
-def _meters(usage: RuleUsage) -> Iterator[tuple[str, str, str, float | None, bool]]:
+def _meters(usage: RuleUsage, jobs: Iterable[JobView]) -> Iterator[_Meter]:
     """Yield what was used of what was requested: its name, both in words, and the share, to draw.
 
-    And whether that is near or above what was requested.
+    Whether that is near or above what was requested. And how what `jobs` used is distributed.
     """
     cores, busy = usage.cores_used, usage.gpu_busy
+    memory = [job.used.memory_bytes for job in jobs if job.used.memory_bytes]
+    runs = [job.record.ran for job in jobs if job.record.ran]
     yield _meter("CPU cores", cores, usage.cores, _cores, near=9.0)
-    yield _meter("Memory", usage.memory_used, usage.memory, humanize_size)
-    yield _meter("Walltime", usage.longest, usage.walltime, humanize_duration)
+    yield _meter("Memory", usage.memory_used, usage.memory, humanize_size, memory)
+    yield _meter("Walltime", usage.longest, usage.walltime, humanize_duration, runs)
     if usage.gpus:
-        count = humanize_count(usage.gpus, "GPU")
+        gpus = humanize_count(usage.gpus, "GPU")
         words = "–" if busy is None else f"{busy:.0f} %"
-        yield "GPUs", words, count, None if busy is None else busy / 100, False
+        yield "GPUs", words, gpus, None if busy is None else busy / 100, False, None
+
+
+def _spread(values: Sequence[float], write: Callable[[float], str]) -> _Spread:
+    """Return a histogram as a path, and the least, the median and the most in words."""
+    if len(values) < ENOUGH:
+        return None
+    low, high = min(values), max(values)
+    width = (high - low) / _BINS or 1.0
+    bins = Counter(min(_BINS - 1, int((value - low) / width)) for value in values)
+    most = max(bins.values())
+    bars = (f"M{at} 10V{10 - 10 * number / most:.1f}h.9V10z" for at, number in sorted(bins.items()))
+    return "".join(bars), " · ".join(map(write, (low, median(values), high)))
 
 
 def _cores(number: float) -> str:
@@ -321,8 +369,10 @@ def _meter(
     used: float | None,
     asked: float | None,
     write: Callable[[float], str],
+    every: Sequence[float] = (),
+    *,
     near: float = 0.9,
-) -> tuple[str, str, str, float | None, bool]:
+) -> _Meter:
     share = used / asked if used is not None and asked else None
     return (
         name,
@@ -330,6 +380,7 @@ def _meter(
         "" if asked is None else write(asked),
         None if share is None else min(1.0, share),
         share is not None and share > near,
+        _spread(every, write),
     )
 
 

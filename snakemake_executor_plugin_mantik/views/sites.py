@@ -6,7 +6,9 @@ between two reads grows while nothing is new.
 
 import asyncio
 import codecs
+import shlex
 import time
+import uuid
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -21,31 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    MantikError,
-    SiteError,
-    SiteNotFound,
-    UserError,
-)
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.evidence import (
-    GIVEN_UP,
-    Evidence,
-    Finding,
-    find_markers,
-    judge,
-)
-from snakemake_executor_plugin_mantik.jobs.markers import MarkerInvalid, read_marker
-from snakemake_executor_plugin_mantik.jobs.paths import (
-    display_path,
-    local_path,
-    parse_marker_name,
-)
-from snakemake_executor_plugin_mantik.journal import TryRecord, read_history, read_stored
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site, is_rest_safe
-from snakemake_executor_plugin_mantik.staging.transfers import read_file
-
+from ..common.errors import MantikError, SiteError, SiteNotFound, UserError
+from ..common.state_directory import STATE
+from ..config.settings import SiteSettings
+from ..engine.evidence import GIVEN_UP, Evidence, Finding, find_markers, judge
+from ..jobs.markers import MarkerInvalid, read_marker
+from ..jobs.paths import display_path, local_path, parse_marker_name
+from ..journal import TryRecord, read_history, read_stored
+from ..sites.base import Entry, JobState, Phase, Site, is_rest_safe
+from ..staging.transfers import read_file
 from .workflow import Condition, Sight
 
 TAIL_BYTES: Final = 4096
@@ -245,6 +231,7 @@ class Visitors:
 LOOK_S: Final = 0.5
 """Seconds between two reads of a growing log on this machine."""
 
+_ASKED_PAUSE_S: Final = 2.0
 _FIRST_PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 30.0
 """Seconds between two reads of a log at a site, after news and after a while without any."""
@@ -384,3 +371,41 @@ async def _end(site: Site, record: TryRecord, *, patient: bool) -> bytes | None:
         if not patient:
             raise
         return None
+
+
+_ASK_S: Final = 300
+"""Seconds that a command beside a job may take."""
+_LATE_S: Final = 120
+"""Seconds more after which no answer is expected: it starts with the job's next heartbeat."""
+_OUTPUT_BYTES: Final = 1 << 20
+
+
+async def run_beside(site: Site, record: TryRecord, command: str) -> tuple[bytes, int]:
+    """Run a line of bash on the first node of a running job; return its output and exit code.
+
+    It runs in the workspace, outside the job's container, with the variables that the scheduler
+    has given the job. Of a long output the last MiB is returned.
+
+    Raises:
+        UserError: the job does not run, or has ended before the command.
+        SiteError: the site does not answer.
+    """
+    folder, name = record.paths.asked, uuid.uuid4().hex
+    end_s = time.monotonic() + _ASK_S + _LATE_S
+    found: Mapping[str, Entry] = {}
+    while f"{name}.code" not in found:
+        claim = await site.stat(record.paths.claim)
+        ended = await _end(site, record, patient=False) is not None
+        if claim is None or claim.directory or ended or time.monotonic() > end_s:
+            what = "it has ended, or does not answer" if found else "it does not run now"
+            raise UserError(what, where=record.name, do="See what runs with smk-mantik jobs --ask")
+        if not found:
+            asked = f"exec timeout -k 5 {_ASK_S} bash -c {shlex.quote(command)}\n"
+            await site.make_directory(folder)
+            await site.put(f"{folder}/{name}.sh", asked.encode())
+        await asyncio.sleep(_ASKED_PAUSE_S)
+        found = await site.list(folder)
+    output, code = (f"{folder}/{name}.{kind}" for kind in ("out", "code"))
+    size = found[f"{name}.out"].size
+    parts = site.get(output, offset=max(0, size - _OUTPUT_BYTES), size=size)
+    return b"".join([part async for part in parts]), int(await read_file(site, code))

@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import one_line
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
-
-from .picture import GLYPHS, Node, NodeState, Picture, render_template, shorten_text
+from ..common.errors import one_line
+from ..common.humanize import humanize_count, humanize_duration
+from .picture import GLYPHS, Node, NodeState, Picture, column_count, render_template, shorten_text
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _STEPS: Final = (
@@ -37,7 +36,6 @@ class Axis:
     width: float
 
     def at(self, moment: float) -> float:
-        """Return the x of a time."""
         return self.x + self.width * (moment - self.first) / (self.last - self.first)
 
     def ticks(self) -> Sequence[tuple[float, str]]:
@@ -66,23 +64,21 @@ class Axis:
         return [(after - before) / width for before, after in pairwise(areas)]
 
 
-MOST_BARS: Final = 300
+MOST_BARS: Final = 100
 """The number of tries above which only the failed, killed and longest have a bar."""
 SOME_BARS: Final = 40
-"""The number of bars then."""
-_MOST_NAMES: Final = 100
-"""The number of bars above which bars are thin, with their names in tooltips only."""
+"""The number of bars then, of which up to a half are of the failed and killed."""
 
-_NAMES: Final = 205.0
+_NAMES: Final = (120.0, 300.0)
+"""The least and the most width of the names."""
 _PLOT: Final = 560.0
 _AFTER: Final = 195.0
 _TOP: Final = 46.0
 _ROW: Final = 20.0
-_THIN_ROW: Final = 7.0
 _HEAD: Final = 26.0
 _PROFILE: Final = 40.0
 _BINS: Final = 280
-_LETTERS: Final = 29
+_LETTER: Final = 7.4
 _BAD: Final = (NodeState.FAILED, NodeState.KILLED)
 
 
@@ -92,7 +88,9 @@ def render_timeline(picture: Picture) -> str:
     tries = [node for node in (*picture.earlier, *picture.nodes) if node.begin is not None]
     first = min((node.begin for node in tries if node.begin is not None), default=now)
     last = max((max(node.end(now), node.fetched or 0) for node in tries), default=now)
-    axis = Axis(first, max(last, first + 1), _NAMES, _PLOT)
+    longest = max((column_count(node.name) for node in tries), default=0)
+    names = min(max(_NAMES[0], 12 + _LETTER * longest), _NAMES[1])
+    axis = Axis(first, max(last, first + 1), names, _PLOT)
     y = _TOP
     headings: list[tuple[str, float]] = []
     bars: list[dict[str, Any]] = []
@@ -112,19 +110,19 @@ def render_timeline(picture: Picture) -> str:
             y += _PROFILE
         y += 6
     if many:
-        tries.sort(key=lambda node: (node.state not in _BAD, -(node.running_s(now) or 0)))
-        del tries[SOME_BARS:]
-    row = _THIN_ROW if len(tries) > _MOST_NAMES else _ROW
+        tries.sort(key=lambda node: -(node.running_s(now) or 0))
+        bad = [node for node in tries if node.state in _BAD][: SOME_BARS // 2]
+        tries = list({id(node): node for node in (*bad, *tries)}.values())[:SOME_BARS]
     for site, nodes in _grouped(tries, "site"):
         head(site, len(nodes), ", failed or longest" if many else "")
         for node in nodes:
-            bars.append(_bar(node, axis, now, y, row))
-            y += row
+            bars.append(_bar(node, axis, now, y))
+            y += _ROW
         y += 6
     return render_template(
         "timeline.svg.j2",
         headings=headings, bars=bars, profiles=profiles, ticks=axis.ticks(), top=_TOP, bottom=y,
-        width=_NAMES + _PLOT + _AFTER, right=_NAMES + _PLOT,
+        width=names + _PLOT + _AFTER, right=names + _PLOT,
     )  # fmt: skip
 
 
@@ -136,9 +134,9 @@ def _grouped(tries: Iterable[Node], key: str) -> Iterable[tuple[str, list[Node]]
     return found.items()
 
 
-def _bar(node: Node, axis: Axis, now: float, y: float, row: float) -> dict[str, Any]:
+def _bar(node: Node, axis: Axis, now: float, y: float) -> dict[str, Any]:
     """Return a job's bar: its parts, and the texts before and behind it."""
-    height, y = row * 0.76, y + row * 0.12
+    height, y = _ROW * 0.76, y + _ROW * 0.12
     spans = [
         # A span longer than 0 stays visible.
         (axis.at(begin), max(1.0, axis.at(end) - axis.at(begin)) if end > begin else 0.0)
@@ -160,14 +158,18 @@ def _bar(node: Node, axis: Axis, now: float, y: float, row: float) -> dict[str, 
     elif (seconds := node.queued_s(now)) is not None:
         word = "" if node.state is NodeState.QUEUED else "waited "
         caption.append(f"{word}{humanize_duration(seconds)}")
-    thin = row == _THIN_ROW
     return {
         "state": node.state, "title": node.title(now), "behind": behind[1] > 0,
         "parts": [part for part in parts if part[2]],
-        "name": "" if thin else shorten_text(node.name, _LETTERS),
+        "name": shorten_text(node.name, _letters(min(x for x, _ in spans))),
         "caption": f"{GLYPHS[node.state]} {', '.join(caption)}",
         "end": stage_out[0] + stage_out[1], "y": y,
     }  # fmt: skip
+
+
+def _letters(x: float) -> int:
+    """Return how many letters of a name there is space for, up to what is drawn at `x`."""
+    return int((x - 10) / _LETTER)
 
 
 def _profile(rule: str, nodes: Sequence[Node], axis: Axis, now: float, y: float) -> dict[str, Any]:
@@ -182,7 +184,7 @@ def _profile(rule: str, nodes: Sequence[Node], axis: Axis, now: float, y: float)
     title = f"{one_line(rule)}: {humanize_count(len(nodes), 'job')}\n"
     title += f"at most {ran} and {waited} at once"
     return {
-        "name": f"{shorten_text(rule, _LETTERS - 8)} ×{len(nodes)}",
+        "name": f"{shorten_text(rule, _letters(axis.x) - 8)} ×{len(nodes)}",
         "caption": " · ".join(filter(None, [f"{ran}, {waited}", failed])),
         "title": title + (f"\n{failed} failed or killed" if bad else ""),
         "running": _area(running, axis, y), "waiting": _area(waiting, axis, y),

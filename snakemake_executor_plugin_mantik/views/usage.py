@@ -9,13 +9,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from ruamel.yaml import YAML
 
-from snakemake_executor_plugin_mantik.common.humanize import (
-    humanize_count,
-    humanize_duration,
-    humanize_size,
-)
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-
+from ..common.humanize import humanize_count, humanize_duration, humanize_size
+from ..jobs.reasons import Reason
 from .picture import NodeState, count_states
 from .workflow import JobView
 
@@ -34,7 +29,7 @@ class _Limits(NamedTuple):
     steps: Sequence[tuple[float, int]]
 
 
-_MEMORY_MIB: Final = _Limits(1.2, 512, ((1024, 128), (8192, 512), (65_536, 1024), (inf, 8192)))
+_MEMORY_MIB: Final = _Limits(1.2, 256, ((1024, 128), (8192, 512), (65_536, 1024), (inf, 8192)))
 _WALLTIME_S: Final = _Limits(1.25, 600, ((3600, 300), (6 * 3600, 900), (inf, 3600)))
 
 _FAR: Final = 2.0
@@ -195,9 +190,7 @@ def _memory(jobs: Sequence[JobView]) -> Advice | None:
     lacked = [job.asked.memory_mib for job in jobs if job.record.reason == Reason.OUT_OF_MEMORY]
     number = sum(bool(job.used.memory_bytes) for job in _succeeded(jobs))
     # A job that had too little memory had not used its most.
-    found = _judge(
-        asked, used, lacked, _MEMORY_MIB, number=number, fate="ran out of memory"
-    )  # fmt: skip
+    found = _judge(asked, used, lacked, _MEMORY_MIB, number=number, fate="ran out of memory")
     if found is None or asked is None:
         return None
     want, why = found
@@ -214,9 +207,8 @@ def _walltime(jobs: Sequence[JobView]) -> Advice | None:
     asked = _most(job.record.runtime for job in _first(jobs))
     used = [job.record.ran for job in jobs if job.record.ran]
     lacked = [job.record.runtime for job in jobs if job.record.reason == Reason.TIME_LIMIT]
-    found = _judge(
-        asked, used, lacked, _WALLTIME_S, number=len(_succeeded(jobs)), fate="reached its walltime"
-    )  # fmt: skip
+    number = len(_succeeded(jobs))
+    found = _judge(asked, used, lacked, _WALLTIME_S, number=number, fate="reached its walltime")
     if found is None or asked is None:
         return None
     want, why = found
@@ -256,7 +248,6 @@ def _judge(
 
 
 def _cores(jobs: Sequence[JobView]) -> str:
-    """Return a remark if most of the requested cores were idle."""
     seen = [
         (cpu / seconds, job.asked.cores)
         for job, cpu, seconds in _measured(_succeeded(jobs))
@@ -273,7 +264,6 @@ def _cores(jobs: Sequence[JobView]) -> str:
 
 
 def _gpus(jobs: Sequence[JobView]) -> str:
-    """Return a remark if the requested GPUs were idle."""
     long = [job for job in _succeeded(jobs) if (job.record.ran or 0) >= _BUSY_S]
     busy = [job.used.gpu_busy for job in long if job.used.gpu_busy is not None]
     if len(busy) < ENOUGH or max(busy) > _IDLE_GPU:

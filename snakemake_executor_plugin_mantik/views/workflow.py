@@ -1,5 +1,6 @@
 """What a workflow's jobs are and did, from the journal: one model, which all views show."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,19 +9,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import (
-    WENT_ON,
-    Asked,
-    TryRecord,
-    TryState,
-    Used,
-    read_history,
-    turn_of,
-)
-
+from ..common.errors import UserError, shorten_list
+from ..common.humanize import humanize_duration
+from ..jobs.paths import display_path, nearest
+from ..jobs.reasons import Reason, find_cause
+from ..journal import WENT_ON, Asked, TryRecord, TryState, Used, read_history, turn_of
 from .picture import Node, NodeState
 
 
@@ -153,13 +146,23 @@ class JobView(Node):
         return cores * (self.ran(now) or 0.0) / 3600 if cores is not None else None
 
     @property
+    def cause(self) -> str:
+        """Why it failed, or else how it ended."""
+        return find_cause(self.record.outcome, self.record.name, self.site)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of its marker; None if that is not known."""
+        return self.sight.exit_code if self.used.exit_code is None else self.used.exit_code
+
+    @property
     def words(self) -> str:
         """A description for a table: what it does, or how it ended, and why."""
         record = self.record
         if record.left_behind:
             return f"{record.outcome}; may still run"
-        if record.reason:
-            return record.outcome.replace("failed", f"failed ({Reason(record.reason).words})", 1)
+        if record.reason and self.condition is Condition.FAILED:
+            return f"failed ({Reason(record.reason).words}): {self.cause}"
         if record.outcome:
             return record.outcome
         if self.condition is Condition.RUNNING and record.runtime:
@@ -174,7 +177,7 @@ class JobView(Node):
         if record.hindrance and self.pending in ("", record.hindrance):
             return f"cannot start: {_explained(record.hindrance)}"
         if self.behind:
-            return f"queued behind {', '.join(self.behind)}"
+            return f"waits for {', '.join(self.behind)}"
         words = f"waiting: {_explained(self.pending)}" if self.pending else "waiting"
         if record.expected is not None:
             when = time.strftime("%d %b %H:%M", time.localtime(record.expected))
@@ -214,7 +217,7 @@ class JobView(Node):
             "state": self.condition.value,
             "outcome": record.outcome,
             "failure": record.reason,
-            "exit_code": self.sight.exit_code,
+            "exit_code": self.exit_code,
             "pending": self.pending,
             "pending_words": _explained(self.pending),
             "cannot_start": record.hindrance,
@@ -230,6 +233,9 @@ class JobView(Node):
             "ran_told_by": record.times.told_by or None,
             "ended": record.times.ended,
             "walltime": record.runtime,
+            "cores": self.asked.cores,
+            "memory": self.asked.memory_mib and self.asked.memory_mib << 20,
+            "memory_used": self.used.memory_bytes,
             "log": record.log,
             "log_files": list(record.log_files),
         }
@@ -237,7 +243,7 @@ class JobView(Node):
 
 def _explained(reason: str) -> str:
     # Not above: the process that publishes MLflow runs loads nothing that talks to sites.
-    from snakemake_executor_plugin_mantik.sites.slurm import explain_pending
+    from ..sites.slurm import explain_pending
 
     return explain_pending(reason) if reason else ""
 
@@ -381,9 +387,6 @@ def _earlier(moment: float | None, other: float | None) -> float | None:
 _SHORTEST_ID: Final = 8
 """Minimum number of characters of a try's id to name it."""
 
-_MOST_NAMED: Final = 20
-"""Most jobs that a message lists."""
-
 
 def is_meant(text: str, record: TryRecord) -> bool:
     """Return whether a text names a try.
@@ -400,10 +403,16 @@ def is_meant(text: str, record: TryRecord) -> bool:
     return named or (len(text) >= _SHORTEST_ID and record.id.startswith(text))
 
 
+def _makes(text: str, record: TryRecord) -> bool:
+    outputs = set(map(display_path, record.basis.get("makes", ())))
+    paths = os.path.normpath(text), os.path.relpath(text)
+    return any(nearest(path, outputs) is not None for path in paths)
+
+
 def find_try(directory: Path, text: str) -> TryRecord:
     """Return the last try of the one job that a text names; `directory` is the state directory.
 
-    A name of a member of a group means the group.
+    A name of a member of a group means the group. An output or a log file names its job, too.
 
     Raises:
         UserError: it names no job, or several, which are listed.
@@ -413,26 +422,27 @@ def find_try(directory: Path, text: str) -> TryRecord:
     found = [r for r in records if r.id.startswith(text)] if len(text) >= _SHORTEST_ID else []
     found = found[:1]
     if not found:
-        found = [record for record in present_tries(records) if is_meant(text, record)]
+        present = present_tries(records)
+        found = [record for record in present if is_meant(text, record)]
         # A job may have the name of a rule whose other jobs have wildcards.
         found = [record for record in found if text == record.name] or found
-    found = found or read_history(directory, text)[-1:]
+        found = found or read_history(directory, text)[-1:]
+        found = found or [record for record in present if _makes(text, record)]
     names = dict.fromkeys(record.name for record in found)
     if len(names) == 1:
         return found[-1]
     if not names:
-        known = _listed(dict.fromkeys(record.name for record in records))
+        known = list_names(dict.fromkeys(record.name for record in records))
         raise UserError(
             f"no job is named {text!r}; these were submitted:{known or ' none'}",
-            do="Use a name, a rule or an id that smk-mantik jobs shows",
+            do="Use a name, a rule or an id that smk-mantik jobs shows, or the path of an output",
         )
     raise UserError(
-        f"{text!r} names {len(names)} jobs:{_listed(names)}",
+        f"{text!r} names {len(names)} jobs:{list_names(names)}",
         do="Name one of them, with its wildcards or its id at the site",
     )
 
 
-def _listed(names: Mapping[str, None]) -> str:
-    shown = "".join(f"\n  {name}" for name in list(names)[:_MOST_NAMED])
-    left = len(names) - _MOST_NAMED
-    return f"{shown}\n  and {left} more" if left > 0 else shown
+def list_names(names: Iterable[str]) -> str:
+    """Return the first of some jobs' names, in a line each, and how many more there are."""
+    return "".join(f"\n  {name}" for name in shorten_list(names))

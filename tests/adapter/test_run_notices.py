@@ -12,12 +12,12 @@ import pytest
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
 from snakemake_executor_plugin_mantik.adapter import run_notices
-from snakemake_executor_plugin_mantik.adapter.executor import Executor
+from snakemake_executor_plugin_mantik.adapter.executor import SiteExecutor
 from snakemake_executor_plugin_mantik.adapter.run_notices import RunNotices
 from snakemake_executor_plugin_mantik.adapter.signals import Interruption
 from snakemake_executor_plugin_mantik.adapter.workflow_metadata import describe_workflow
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.engine.request import Outcome
+from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
 SECRET = "T0/B0/s3cr3t"
@@ -46,12 +46,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_command_gets_what_the_pages_say(here: Path) -> None:
     (here / "my notify").write_text('#!/bin/sh\n[ "$1" = "a b" ] && cat > got.json\n')
     (here / "my notify").chmod(0o755)
-    notices = RunNotices(workflow_of(5), "'./my notify' 'a b'", logging.getLogger("test"))
-    for n in range(4):
-        what = "It needed more memory.\nSee above."
-        notices.note(
-            Outcome(n, "", False, what, site="hpc", site_job="17", reason=Reason.OUT_OF_MEMORY)
-        )
+    what = "It needed more memory.\nSee above."
+    outcomes: dict[JobNumber, Outcome] = {
+        n: Outcome(n, "", False, what, site="hpc", site_job="17", reason=Reason.OUT_OF_MEMORY)
+        for n in range(4)
+    }
+    logger = logging.getLogger("test")
+    notices = RunNotices(workflow_of(5), "'./my notify' 'a b'", logger, outcomes)
     notices.end("failed", ["hpc"])
     notices.wait(at_once=False)
     got = json.loads((here / "got.json").read_text())
@@ -83,7 +84,7 @@ def test_a_failure_of_the_command_is_a_warning_without_a_secret(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     (here / "gone").touch(0o755)
-    notices = RunNotices(workflow_of(1), command, logging.getLogger("test"))
+    notices = RunNotices(workflow_of(1), command, logging.getLogger("test"), {})
     (here / "gone").unlink()
     if "sleep" in command:
         monkeypatch.setattr(run_notices, "COMMAND_WAIT_S", 0.3)
@@ -106,7 +107,7 @@ def test_a_failure_of_the_command_is_a_warning_without_a_secret(
 def test_what_is_no_command_is_refused(setting: str, words: str, here: Path) -> None:
     (here / "script").write_text("#!/bin/sh\n")  # not executable
     with pytest.raises(UserError) as refused:
-        RunNotices(None, setting, logging.getLogger("test"))
+        RunNotices(None, setting, logging.getLogger("test"), {})
     assert words in str(refused.value)
     assert SECRET not in str(refused.value)
 
@@ -124,7 +125,7 @@ def test_a_command_is_not_tracked_and_the_user_is_warned(
     )
     assert "s3cr3t" not in " ".join(describe_workflow(workflow).command)
     assert describe_workflow(workflow).command[:3] == ("snakemake", "--jobs", "2")
-    RunNotices(workflow, COMMAND, logging.getLogger("test"))
+    RunNotices(workflow, COMMAND, logging.getLogger("test"), {})
     assert "set SNAKEMAKE_MANTIK_NOTIFY" in caplog.text
     assert "s3cr3t" not in caplog.text
 
@@ -135,7 +136,7 @@ def test_a_notice_that_cannot_be_sent_is_a_warning(
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    notices = RunNotices(workflow_of(1), "cat", logging.getLogger("test"))
+    notices = RunNotices(workflow_of(1), "cat", logging.getLogger("test"), {})
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
         notices.look(["here"])
@@ -158,7 +159,7 @@ def test_a_notice_never_keeps_a_run_from_closing(monkeypatch: pytest.MonkeyPatch
             done.append(f"waited {at_once}")
 
     monkeypatch.setattr(RemoteExecutor, "shutdown", lambda _: None)
-    executor: Any = Executor.__new__(Executor)
+    executor: Any = SiteExecutor.__new__(SiteExecutor)
     executor._notices, executor._ending = Broken(), "failed"
     executor._interruption = Interruption("ask")
     executor._close_run = done.append

@@ -54,6 +54,15 @@ def test_without_a_snakemake_every_command_says_what_to_install(
     assert (done.returncode, done.stdout[: len(said) + 12]) == (2, f"smk-mantik: {said}")
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("status", "smk-mantik jobs"), ("resume", "snakemake"), ("upload", "smk-mantik put")],
+)
+def test_a_word_of_another_tool_names_the_command_that_is_meant(word: str, meant: str) -> None:
+    done = CliRunner().invoke(_app(), [word], env={"COLUMNS": "200"})
+    assert (done.exit_code, f"'{word}'; use: {meant}" in done.output) == (2, True)
+
+
 @pytest.mark.parametrize("words", [["-h"], ["check", "-h"], ["runs", "submit", "-h"]])
 def test_help_has_a_short_option(words: list[str]) -> None:
     done = CliRunner().invoke(_app(), words)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.cli import _app
 from snakemake_executor_plugin_mantik.cli.sandbox import backend_config, environment_of
+from snakemake_executor_plugin_mantik.config.reading import NoConfig
 from tests.support.ports import free_port
 
 GOOD = "UnicoreApiUrl: https://hpc.example.org/rest/core\nResources: {Queue: booster}\n"
@@ -42,6 +43,12 @@ def test_good_files_have_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert done.stderr.splitlines() == [
         "warning: alps.yml: Resources.Memory: is read as MemoryPerNode; use that name"
     ]
+    assert isinstance(check().exception, NoConfig)
+    (tmp_path / "profiles/default").mkdir(parents=True)
+    profile = "executor: mantik\nmantik-backend-config: [juwels.yaml, cscs=alps.yml]\n"
+    (tmp_path / "profiles/default/config.yaml").write_text(profile)
+    (tmp_path / "Snakefile").touch()
+    assert check().stdout == done.stdout, "those of the profile"
 
 
 def test_commands_that_bash_cannot_read_are_a_warning(tmp_path: Path) -> None:
@@ -144,7 +151,8 @@ def test_a_site_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     told = {key: value.strip() for key, value in lines.items()}
     assert told["credentials"].startswith("Password (MANTIK_HPC1_USERNAME, ")
     assert "can be written to" in told["workspace"]
-    assert "UNICORE" in told["server"]
+    assert told["server"] == "UNICORE/X 11.0.0"
+    assert "RAW" not in done.stdout, "what the server does to other requests concerns no job"
     assert "batch" in told["queues"]
     assert "runtime up to" in told["queue"]
     assert "reported limits" in told["resources"]

@@ -166,42 +166,52 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
     assert (config.read_text(), profile.exists()) == ("mine", False)
     config.unlink()
     profile.parent.mkdir(parents=True)
-    profile.write_text("mantik-backend-config: [b.yaml]")
+    profile.write_text("executor: slurm\n")
     done = run(*words)
     assert done.exit_code == 0
-    assert "add '- a.yaml'" in done.output
-    assert profile.read_text() == "mantik-backend-config: [b.yaml]"
+    assert f"Kept {profile}; for this site and executor it has to say" in done.output
+    assert "  executor: mantik\n" in done.output
+    assert profile.read_text() == "executor: slurm\n"
     done = run(*words, "--force")
     assert done.exit_code == 0
     assert "executor: mantik" in profile.read_text()
 
 
 @pytest.mark.parametrize(
-    "taken", ["profiles/default/profile.yaml", "default/config.yaml",
-              "workflow/profiles/default/profile.v9+.yaml"]
+    ("taken", "before", "after"),
+    [
+        ("profiles/default/config.yaml", "jobs: 3 # few\n{}: [b.yaml]\n",
+         'jobs: 3 # few\n{}: [b.yaml, "a.yaml"]\n'),
+        ("default/config.yaml", "# mine\n{}:\n  - x=b.yaml # first\n\n# more\ncores: 4",
+         '# mine\n{}:\n  - x=b.yaml # first\n  - "a.yaml"\n\n# more\ncores: 4\n'),
+        ("workflow/profiles/default/profile.v9+.yaml", "{}: b.yaml", '{}: ["b.yaml", "a.yaml"]\n'),
+        ("profiles/default/profile.yaml", "cores: 4", 'cores: 4\n'),
+        ("profiles/default/profile.yaml", "", ""),
+    ],
 )  # fmt: skip
-def test_the_profile_that_snakemake_uses_is_the_only_one(tmp_path: Path, taken: str) -> None:
+def test_a_site_is_added_to_the_profile_that_snakemake_uses(
+    tmp_path: Path, taken: str, before: str, after: str
+) -> None:
+    """That is the only one, and what stands in it stays."""
     words = ("--site", "a", "--url", URL, "--queue", "q", "-d", str(tmp_path))
     profile = tmp_path / taken
     profile.parent.mkdir(parents=True)
-    profile.write_text("cores: 4")
+    profile.write_text(before.format("mantik-backend-config"))
     (profile.parent / "profile.v99+.yaml").write_text("")
     done = run(*words)
     assert done.exit_code == 0
-    assert f"Kept {profile}, which Snakemake uses here" in done.output
-    for line in (
-        "  executor: mantik\n",
-        '  mantik-backend-config:\n    - "a.yaml"\n',
-        "  nolock: true",
-    ):
-        assert line in done.output
-    assert (profile.read_text(), (tmp_path / PROFILE).exists()) == (
-        "cores: 4",
-        Path(taken) == PROFILE,
-    )
-    (profile.parent / "config.yaml").write_text("mantik-backend-config: [b.yaml]")
+    assert f"Added a.yaml to {profile}: " in done.output
+    text = profile.read_text()
+    assert text.startswith(after.format("mantik-backend-config"))
+    options = YAML(typ="safe", pure=True).load(text)
+    assert options.keys() >= {"executor", "jobs", "nolock", "rerun-incomplete"}
+    assert options["mantik-backend-config"][-1] == "a.yaml"
     assert run(*words, "--force").exit_code == 0
-    assert [p for p in tmp_path.rglob("*.yaml") if "executor: mantik" in p.read_text()] == [profile]
+    assert profile.read_text() == text, "it is there already"
+    (profile.parent / "config.yaml").touch()
+    said = run(*words, "--force").output
+    assert ("keep only one" in said) == (Path(taken).name == "profile.yaml")
+    assert (tmp_path / PROFILE).exists() == ("profiles/default" in taken[:16])
 
 
 @pytest.mark.parametrize(

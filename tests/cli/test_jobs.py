@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from snakemake_executor_plugin_mantik.cli import shared
 from snakemake_executor_plugin_mantik.cli.watch import jobs, jobs_table
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.journal import Journal, read_history
@@ -18,7 +19,7 @@ def shown(directory: Path, *, controlled: bool = False) -> str:
     console = Console(width=250, record=True, file=io.StringIO())
     records = read_history(directory / STATE)
     now = (records[0].submitted or 0.0) + 60.0
-    console.print(jobs_table(overview_jobs(records, controlled=controlled), now))
+    console.print(jobs_table(overview_jobs(records, controlled=controlled), now, console.width))
     return console.export_text()
 
 
@@ -57,7 +58,7 @@ def test_the_present_segment_is_shown(tmp_path: Path) -> None:
         for number in (1, 2):
             ids.append(segment(number, ids[-1]))
         assert present() == ids[:1]
-        assert "segment 3 of 10: queued behind segment 2 of 10" in shown(tmp_path)
+        assert "segment 3 of 10: waits for segment 2 of 10" in shown(tmp_path)
         journal.ended(ids[0], "goes on (time limit)", waited=1.0, ran=2.0, log="")
         assert present() == ids[1:2]
         # Another try takes the place of a segment; what waits behind that one is not needed.
@@ -90,6 +91,39 @@ def test_each_job_has_a_line_with_what_became_of_it(tmp_path: Path) -> None:
         ],
         ["train", "[31mx=3", "hpc1", "batch", "1", "failed", "(out", "of", "memory):", "it"],
     ]
+
+
+def test_in_a_narrow_terminal_each_job_is_one_line_and_a_failed_one_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Journal(tmp_path / STATE)) as journal:
+        for seed in (1, 2):
+            one = journal.new_try(
+                site="hpc1", job=f"{seed}", rule="a_rule_with_a_name", fingerprint="f",
+                name=f"a_rule_with_a_name configuration=a_very_long_value, seed={seed}",
+            )  # fmt: skip
+            journal.submitting(one.id, "batch", 7200)
+            journal.submitted(one.id, f"site-{seed}")
+            said = f"failed: The command ended with exit code 3 (hpc1, site-{seed})."
+            journal.ended(one.id, said, waited=1.0, ran=2.0, log="", reason="exit_code")
+    terminal = Console(width=80, record=True, file=io.StringIO())
+    monkeypatch.setattr(shared, "make_console", lambda: terminal)
+    jobs(tmp_path)
+    first, second = terminal.export_text().splitlines()[1:]
+    for seed, line in ((1, first), (2, second)):
+        start = [
+            "a_rule_with_a_name",
+            "c…_long_value,",
+            f"seed={seed}",
+            "hpc1",
+            f"site-{seed}",
+            "failed",
+        ]
+        assert line.split()[:6] == start
+    jobs(tmp_path, failed=True)
+    column = first.index("failed")
+    words = " ".join(line[column:].strip() for line in terminal.export_text().splitlines())
+    assert words.count("failed (exit code): The command ended with exit code 3.") == 2
 
 
 def test_only_the_last_try_of_a_job_is_shown(
@@ -134,7 +168,7 @@ def test_a_job_that_waits_for_others_names_them(tmp_path: Path) -> None:
     )
     journal.submitting(second.id, "batch")
     journal.submitted(second.id, "site-8")
-    assert "queued behind prepare" in shown(tmp_path)
+    assert "waits for prepare" in shown(tmp_path)
     journal.ended(first, "succeeded", waited=None, ran=None, log="")
     assert shown(tmp_path).splitlines()[2].endswith("waiting or running")
     journal.close()

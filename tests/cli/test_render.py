@@ -19,8 +19,8 @@ CASES = sorted((Path(__file__).parent / "cases").glob("*.yaml"))
 COMMAND = "python main.py 1"
 GOOD = "UnicoreApiUrl: https://hpc.example.org/rest/core\nResources: {Queue: q, CPUsPerNode: 2}\n"
 KEYS = {
-    "site", "api", "resources", "environment", "image_type", "variables", "submission", "script",
-    "uploads", "warnings",
+    "job", "site", "api", "resources", "environment", "image_type", "variables", "submission",
+    "script", "uploads", "warnings",
 }  # fmt: skip
 
 

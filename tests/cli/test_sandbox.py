@@ -66,6 +66,7 @@ sys.exit(23)
     assert process.returncode == 23, errors
     pid, leaked, account = output.split()
     assert (leaked, account) == ("False", "sandbox")
+    assert f"hpc1 (unicore) until the command ends. Backend configs: {tmp_path}/box/hpc1" in errors
     assert not alive(int(pid))
     assert (tmp_path / "box" / "hpc1" / "home").is_dir()
     assert not (tmp_path / "box" / "hpc1" / "spool").exists()

@@ -2,10 +2,12 @@
 
 import asyncio
 import io
+import re
 import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -20,13 +22,13 @@ from snakemake_executor_plugin_mantik.engine.transfer_meter import (
     read_transfers,
 )
 from snakemake_executor_plugin_mantik.journal import Journal, read_history
-from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
+from snakemake_executor_plugin_mantik.views.workflow import Condition, overview_jobs
 
 STATE = Path(".snakemake", "mantik")
 
 
-def make(journal: Journal, name: str, site: str = "juwels") -> str:
-    record = journal.new_try(site=site, job=name, rule="train", name=name, fingerprint="f")
+def make(journal: Journal, name: str, site: str = "juwels", rule: str = "train") -> str:
+    record = journal.new_try(site=site, job=name, rule=rule, name=name, fingerprint="f")
     journal.submitting(record.id, "booster", 14400)
     journal.submitted(record.id, "7")
     return record.id
@@ -79,12 +81,12 @@ def shown(
 def test_wide(workflow: Path) -> None:
     lines = shown(workflow, 140)
     assert lines[0] == "job site queue state since for walltime note"
-    assert lines[1].startswith("train sample=b, seed=1 juwels booster running ")
-    assert lines[1].endswith(" 2 h 50% of 4 h")
-    assert "4 h AssocMaxJobsLimit (your limit of running jobs is" in lines[2]
-    assert "4 h cannot start: QOSMaxWallDurationPerJobLimit (it" in lines[3]
-    assert lines[4].startswith("train sample=a, seed=1 juwels booster failed ")
-    assert lines[4].endswith("10 min 4 h The job ended: out of memory")
+    assert lines[1].startswith("train sample=a, seed=1 juwels booster failed ")
+    assert lines[1].endswith("10 min 4 h The job ended: out of memory")
+    assert lines[2].startswith("train sample=b, seed=1 juwels booster running ")
+    assert lines[2].endswith(" 2 h 50% of 4 h")
+    assert "4 h AssocMaxJobsLimit (your limit of running jobs is" in lines[3]
+    assert "4 h cannot start: QOSMaxWallDurationPerJobLimit (it" in lines[4]
     assert lines[5].endswith("loss [red]0.12[31m"), "the last line of its log, which is no markup"
     assert lines[-2:] == ["alps: 2 waiting", "juwels: 1 running, 1 succeeded, 1 failed"]
 
@@ -92,9 +94,9 @@ def test_wide(workflow: Path) -> None:
 def test_narrow(workflow: Path) -> None:
     lines = shown(workflow, 80)
     assert lines[0] == "job site state for note"
-    assert lines[1].startswith("train sample=b, seed=1 juwels running 2 h")
-    assert lines[2].startswith("train sample=c, seed=1 alps waiting 2 h 1 min AssocMaxJobs")
-    assert lines[2].endswith("…")
+    assert lines[2].startswith("train sample=b, seed=1 juwels running 2 h")
+    assert lines[3].startswith("train sample=c, seed=1 alps waiting 2 h 1 min AssocMaxJobs")
+    assert lines[3].endswith("…")
 
 
 def test_what_does_not_fit_is_counted(workflow: Path) -> None:
@@ -104,11 +106,61 @@ def test_what_does_not_fit_is_counted(workflow: Path) -> None:
     assert lines[-1] == "juwels: 1 running, 1 succeeded, 1 failed"
 
 
+def test_of_hundreds_of_jobs_the_failed_ones_come_first(tmp_path: Path) -> None:
+    """Those that wait share a row by rule and reason; so do others where there is no room."""
+    rule = "train_transformer_model"
+    with closing(Journal(tmp_path / STATE)) as journal:
+        ids = [make(journal, f"{rule} lr=0.{i}, seed={i}", rule=rule) for i in range(100, 200)]
+        for i, one in enumerate(ids[:4]):
+            why = f"{rule} lr=0.{100 + i}, seed={100 + i} at juwels: the command ended with 0 but"
+            journal.ended(
+                one, f"failed: {why} did not make out/{100 + i}/model.bin", waited=1.0, ran=60.0,
+                log="", reason="outputs",
+            )  # fmt: skip
+        for one in ids[4:6]:
+            said = f"failed: The command ended with exit code 3 (juwels, {one})."
+            journal.ended(one, said, waited=1.0, ran=60.0, log="", reason="exit_code")
+        for one in ids[6:16]:
+            journal.started(one, time.time())
+        for i, one in enumerate(ids[16:]):
+            journal.pending(one, ["Priority", "Resources"][i % 2], 3600.0 + i)
+        for i in range(200):
+            record = journal.new_try(
+                site="juwels", job=f"plot {i}", rule="plot", name=f"plot i={i}", fingerprint="f",
+                makers={"x": ids[16 + i % 84]},
+            )  # fmt: skip
+            journal.submitting(record.id, "booster", 14400)
+            journal.submitted(record.id, "8")
+
+    def rows(width: int, most: int, **options: Any) -> list[str]:
+        jobs = overview_jobs(read_history(tmp_path / STATE), controlled=True)
+        console = Console(width=width, record=True, file=io.StringIO())
+        view = watch_view(jobs, now=time.time(), width=width, rows=most, **options)
+        console.print(view)
+        return [" ".join(line.split()) for line in console.export_text().splitlines()]
+
+    narrow = rows(80, 12)
+    states = [re.findall(r" (failed|running|waiting) ", line) for line in narrow[1:13]]
+    assert states == 5 * [["failed"]] + 4 * [["running"]] + 3 * [["waiting"]]
+    assert all(line.startswith(rule) for line in narrow[1:12]), "no rule's name is cut"
+    assert narrow[5].startswith(f"{rule} (2 more) failed")
+    assert narrow[9].startswith(f"{rule} (7 more) running")
+    assert narrow[10].startswith(f"{rule} (42 jobs) waiting")
+    assert re.fullmatch(r"plot \(200 jobs\) waiting .*waits for 84 jobs", narrow[12])
+    assert narrow[-1] == "juwels: 284 waiting, 10 running, 6 failed"
+
+    failed = rows(80, 12, only={Condition.FAILED}, numbered=True)
+    assert [line.split()[0] for line in failed[:7]] == ["#", *"123456"]
+    wide = rows(170, 40)
+    assert [sum(f" {now} " in line for line in wide) for now in ("failed", "running")] == [6, 10]
+    assert any(line.endswith("did not make out/100/model.bin") for line in wide), wide
+
+
 def test_what_is_on_its_way_and_what_a_running_job_writes(workflow: Path) -> None:
     big = TransferView(Direction.UPLOAD, "juwels", "data/set.tar", 3 << 30, 1 << 30, 35 << 20)
     small = [TransferView(Direction.DOWNLOAD, "alps", f"{n}.txt", 4096, 0, None) for n in range(5)]
     lines = shown(workflow, 140, transfers=[big, *small], line="epoch 7\x1b[2J loss 0.1")
-    assert lines[1].endswith(" 2 h 50% of 4 h epoch 7[2J loss 0.1")
+    assert lines[2].endswith(" 2 h 50% of 4 h epoch 7[2J loss 0.1")
     assert lines[-4:] == [
         "juwels: upload of data/set.tar, 1.0 GiB of 3.0 GiB, 35.0 MiB/s, 59 s left",
         "alps: download of 0.txt, 0 B of 4.0 KiB",

@@ -142,7 +142,6 @@ def test_yaml_1_1_surprises_stay_texts(text: str) -> None:
         ("~", None),
         ("!!str 12", "12"),
         ("'12'", "12"),
-        ("! 12", "12"),
     ],
 )
 def test_scalars_of_the_core_schema(text: str, value: Any) -> None:

@@ -11,7 +11,12 @@ from pydantic import ValidationError
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig, ResourcesConfig
 from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
-from snakemake_executor_plugin_mantik.engine.forecast import TRY, Preview, make_preview
+from snakemake_executor_plugin_mantik.engine.forecast import (
+    TRY,
+    Preview,
+    make_preview,
+    plain_request,
+)
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.jobs.resources import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.spec import Resources as Asked
@@ -39,7 +44,7 @@ ALWAYS = {
 def made(api: Mapping[str, Any], row: KeyUse, scheduler: str) -> Preview:
     document = {**api, "Resources": {"Queue": "q", **row.example}, "Site": {"Scheduler": scheduler}}
     planner = Planner(BackendConfig.model_validate(document), None, Path("/p"))
-    return make_preview(planner, "hpc", "true")
+    return make_preview(planner, plain_request("hpc", "true"))
 
 
 def directives(shown: Preview, mark: str) -> list[str]:

@@ -132,7 +132,7 @@ def test_it_goes_on_after_its_controller_was_killed(pipelines: Project) -> None:
     hold(pipelines)
     run = pipelines.start()
     all_submitted(pipelines, run, 7)
-    tells(run.output, "train n=1: queued behind", "report: queued behind evaluate n=1")
+    tells(run.output, "train n=1: waits for", "report: waits for evaluate n=1")
     run.kill()
     go(pipelines)
     at_site(pipelines, "report.txt")
@@ -157,7 +157,7 @@ def test_no_more_wait_than_allowed(pipeline: Project) -> None:
 
 def test_a_failure_ends_what_waits_for_it(pipeline: Project) -> None:
     edit(pipeline, "wc -l <", "[ {wildcards.n} = 1 ]; wc -l <")
-    said = pipeline.run().failed()
+    said = pipeline.run("--keep-going").failed()
     tells(said, "rule evaluate", "exit code 1")
     assert ran(pipeline) == [*RAN[:4], *RAN[5:]], "all but the report"
     assert not [r for r in pipeline.tries if not r.state.final and r.rule == "report"]
@@ -238,7 +238,7 @@ def test_a_retry_gets_those_that_wait_for_it_again(pipelines: Project) -> None:
     go(pipelines)
     said = run.end().ok().output
     assert ran(pipelines) == sorted([*RAN, "train", "train"]), said
-    assert "report: queued behind" in said
+    assert "report: waits for" in said
 
 
 def test_a_run_that_leaves_its_jobs_says_how_far_they_go(pipeline: Project) -> None:
@@ -259,7 +259,7 @@ LOCAL = one_rule_each(a="", b='input: "a"', c='input: "b"\nlocalrule: True', d='
 def test_a_local_rule_waits_for_this_machine(project: Project) -> None:
     project.write("Snakefile", LOCAL)
     said = project.run().ok().output
-    tells(said, "b: queued behind a at", "d: submitted to")
+    tells(said, "b: waits for a at", "d: submitted to")
     assert project.exists("d")
 
 
@@ -272,4 +272,4 @@ def test_without_a_scheduler_jobs_wait_here(project: Project) -> None:
     tells(said, "--mantik-ahead has to be 0 or more, found -1")
     said = project.run().ok().output
     assert said.count("jobs cannot wait for others there (Site: Scheduler is none)") == 1, said
-    assert "queued behind" not in said
+    assert "waits for" not in said

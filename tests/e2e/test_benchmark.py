@@ -80,5 +80,5 @@ def test_a_later_rule_reads_one_at_its_site(project: Project) -> None:
     said = project.run("sum.txt", "c.txt").ok().output
 
     assert project.read("sum.txt").startswith("s\th:m:s\t")
-    assert "sum: queued behind" not in said
+    assert "sum: waits for" not in said
     assert len(project.tries) == 3, said

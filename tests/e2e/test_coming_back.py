@@ -53,7 +53,7 @@ def go(project: Project) -> None:
 
 def started(project: Project, run: Running) -> bool:
     """Whether all jobs are at the site, and those that it has room for are running."""
-    there = run.output.count(": submitted to ") == 4 and "sum: queued behind" in run.output
+    there = run.output.count(": submitted to ") == 4 and "sum: waits for" in run.output
     return there and len(runs(project)) >= 2
 
 

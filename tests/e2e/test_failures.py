@@ -7,8 +7,8 @@ from tests.support.workflows import Project, one_rule_each, tells, until
 SNAKEFILE = r"""
     rule all:
         input:
-            "good.txt", "after.txt", "pipe.txt", "unset.txt", "nothing.txt", "killed.txt",
-            "logged.txt"
+            "good.txt", "after.txt", "pipe.txt", "unset.txt", "killed.txt", "logged.txt",
+            "nothing1.txt", "nothing2.txt"
 
     rule good:
         output: "good.txt"
@@ -35,7 +35,7 @@ SNAKEFILE = r"""
         shell: "touch {output}; echo $SURELY_UNSET"
 
     rule nothing:
-        output: "nothing.txt"
+        output: "nothing{n}.txt"
         shell: "echo I forgot it"
 
     rule killed:
@@ -68,14 +68,23 @@ def test_failing_jobs_are_told_and_the_others_go_on(both: Project) -> None:
     assert "exit code 1 " in said
     assert "unbound variable" in said
     assert "SURELY_UNSET" in said
-    assert "the command ended with 0 but did not make nothing.txt" in said
+    assert "the command ended with 0 but did not make nothing1.txt" in said
     assert "Correct the paths that it writes to, relative to the working directory." in said
     assert "exit code 137" in said
     for missing in ("bad.txt", "after.txt", "pipe.txt", "unset.txt", "killed.txt"):
         assert not both.exists(missing), f"{missing}: {said}"
     assert "Its log file logs/a.log ended with:\n    what was wrong\n" in said
     assert "Its log file logs/empty.log" not in said
-    assert len([record for record in both.tries if record.rule != "after"]) == 7
+    _, _, end = said.partition("7 jobs failed:\n")
+    tells(
+        end,
+        "  bad: The command ended with exit code 7.\n    smk-mantik logs bad\n",
+        "  nothing (2 jobs): the command ended with 0 but did not make nothing",
+        "    smk-mantik logs nothing n=",
+        "smk-mantik jobs --failed lists them all.\n",
+    )
+    assert end.count("did not make") == 1
+    assert len([record for record in both.tries if record.rule != "after"]) == 8
     assert all(record.state.final for record in both.tries)
 
 

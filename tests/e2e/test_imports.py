@@ -118,7 +118,7 @@ def test_a_job_at_a_real_site_fetches(firecrest_centre_place: Place, between: Be
 
     ran = project.run(*FILES_STAY).ok()
 
-    tells(ran.output, f"Moving results/tool ({SHOWN}) to site other, from server to server.")
+    tells(ran.output, f"Moving results/tool ({SHOWN}) to site other, from server to server")
     assert "through this machine" not in ran.output
     verify(project, other)
 
@@ -155,7 +155,7 @@ def test_from_server_to_server(box: Sandbox, between: Between) -> None:
     tells(planned, f"1 to move from other sites, from server to server if they allow it ({SHOWN})")
     ran = project.run(*FILES_STAY).ok()
 
-    tells(ran.output, f"Moving results/tool ({SHOWN}) to site {other}, from server to server.")
+    tells(ran.output, f"Moving results/tool ({SHOWN}) to site {other}, from server to server")
     assert "through this machine" not in ran.output
     verify(project, place_in(box, other))
 

@@ -107,6 +107,29 @@ def test_cancel_at_once(project: Project, sit: Sit, first: str) -> None:
     until(lambda: "term" in ran(project), "the job to be told")
 
 
+def test_a_signal_while_snakemake_records_a_group_doubles_no_member(project: Project) -> None:
+    """It takes 0.1 s for each member."""
+    project.write(
+        "Snakefile",
+        """
+        rule member:
+            input: lambda wildcards: f"{int(wildcards.n) - 1}.txt" if wildcards.n != "0" else []
+            output: "{n,[0-9]+}.txt"
+            group: "chain"
+            shell: "echo {wildcards.n} >> ran; touch {output}"
+        """,
+    )
+    running = project.start("11.txt")
+    recorded = project.directory / ".snakemake/metadata"
+    until(lambda: recorded.exists() and any(recorded.iterdir()), "the first member")
+    running.process.send_signal(signal.SIGTERM)
+    running.end()
+    said = project.run("11.txt", "--rerun-incomplete").ok().output
+    assert sorted((project.workspace / "ran").read_text().split(), key=int) == [
+        str(number) for number in range(12)
+    ], said
+
+
 IN_A_TASK = """
 import asyncio, os
 from snakemake_executor_plugin_mantik.adapter.signals import Interruption

@@ -1,6 +1,7 @@
 """`smk-mantik plan` tells what `snakemake` would send, and does nothing at all."""
 
 import json
+import sys
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import forkserver
+from tests.support.terminal import Terminal
 from tests.support.workflows import WAIT_S, Place, Project, Ran, one_rule_each, tells
 
 SNAKEFILE = """
@@ -48,15 +50,17 @@ SNAKEFILE = """
 """
 
 
-def plan(project: Project, *arguments: str, credentials: bool = False) -> Ran:
-    """Run `smk-mantik plan`; standard error comes first in what it said."""
+def plan(
+    project: Project, *arguments: str, credentials: bool = False, command: str = "plan"
+) -> Ran:
+    """Run `smk-mantik plan`, or another command; standard error comes first in what it said."""
     environment = project.environment
     if not credentials:
         for name in project.place.environment:
             environment.pop(name)
     with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
         process = forkserver.run(
-            ["plan", *arguments], cwd=project.directory, environment=environment,
+            [command, *arguments], cwd=project.directory, environment=environment,
             output=output.fileno(), errors=errors.fileno(),
             module="snakemake_executor_plugin_mantik",
         )  # fmt: skip
@@ -129,8 +133,15 @@ def test_everything_that_would_be_sent_is_told_and_nothing_is_done(planned: Proj
     said, _, shown = told.partition("=====")
     assert said.splitlines()[1:] == ["the Snakefile speaks", ""], said
     tells(shown, "hpc1: 4 jobs, at most 24.0 core hours and 6.0 GPU hours", "1 h 30 min",
+          "other: 1 job, core hours unknown without a walltime",
+          "5 to upload (2.9 MiB), 2 of them project files, 1 made at the site by jobs of this run",
           "mem_mb, its command: follows from files that are still to be made",
           "1 job on this machine.", "    set -euo pipefail;  cat data.bin > a.txt")  # fmt: skip
+
+    titles, _, x, _, b = (" ".join(line.split()) for line in shown.splitlines()[1:6])
+    assert titles == "job site queue nodes CPUs memory GPUs time uploads"
+    assert x == "x i=0 hpc1 batch default default default 1 file, 2.9 MiB"
+    assert b == "b hpc1 batch ? ? ?", "its memory is not known yet"
 
     assert not planned.exists("here.txt")
     assert not planned.exists("RAN")
@@ -150,6 +161,7 @@ def test_what_is_at_the_site_is_not_counted_again(planned: Project) -> None:
     assert [job["inputs"]["at_site"] for job in made["jobs"]] == [1, 1]
     assert made["sites"]["hpc1"]["uploads"]["files"] == 0
     assert files(planned.directory / ".snakemake" / "mantik") == before
+    assert plan(planned, "x0.txt").output.endswith("=====\n\nNo job would be submitted.\n")
     planned.write("data.bin", "y" * 3_000_000)
     made = of(plan(planned, "--json", "x1.txt"))
     assert made["sites"]["hpc1"]["uploads"]["bytes"] == 3_000_000
@@ -173,16 +185,27 @@ def test_mistakes_are_those_of_a_real_run(planned: Project) -> None:
     assert not ran.output.partition("=====")[2].strip()
 
 
+def test_core_hours_of_a_job_without_cpus_are_unknown(planned: Project) -> None:
+    wanted = ["--set-resources", "x:runtime=60"]
+    said = plan(planned, *wanted, "--set-threads", "x=1", "--", "x1.txt").ok().output
+    tells(said, "an unknown number of core hours for 1 job", "cpus_per_task of the rule")
+    said = plan(planned, *wanted, "x:cpus_per_task=1", "--", "x1.txt").ok().output
+    tells(said, "at most 1.0 core hours;")
+
+
 def test_a_job_that_cannot_be_sent_is_told_with_the_others(project: Project) -> None:
-    rules = one_rule_each(a='shell: "echo {nonsense} > {output}"', b="resources: runtime=99999")
+    rules = one_rule_each(
+        a='shell: "echo {nonsense} > {output}"', b="resources: runtime=99999, nodes=99"
+    )
     project.write("Snakefile", rules)
     config = ["--mantik-backend-config", str(project.config)]
     storage = project.place.storage / "mantik"
     before = sorted(storage.glob("*"))
     ran = plan(project, "--connect", *config, credentials=True)
     assert ran.code == 2
-    tells(ran.output, "a: ", "nonsense", "b: runtime: 69 days 10 h requested; queue batch allows")
-    assert ran.output.count("cannot be submitted, see below") == 2
+    tells(ran.output, "a: ", "nonsense", "b: runtime: 69 days 10 h requested; queue batch allows",
+          "at most 24 h. nodes: 99 requested")  # fmt: skip
+    tells(ran.output, "a, b: cannot be submitted, see below")
     assert sorted(storage.glob("*")) == before, "a look leaves nothing there"
     told = plan(project, "--connect", *config)
     assert told.code == 2
@@ -221,6 +244,43 @@ def test_through_firecrest(firecrest: Project, firecrest_place: Place) -> None:
     }  # fmt: skip
 
 
+def test_of_many_jobs_those_of_a_rule_share_a_row(project: Project) -> None:
+    project.write("Snakefile", MANY)
+    for i in range(30):
+        project.write(f"data/{i}.txt", "x" * (i + 1))
+    terminal = Terminal(
+        [sys.executable, "-m", "snakemake_executor_plugin_mantik", "plan", *options(project)],
+        columns=80, cwd=project.directory, env=project.environment | {"TERM": "xterm"},
+    )  # fmt: skip
+    try:
+        assert terminal.end() == 2
+        shown = [" ".join(line.split()) for line in terminal.screen]
+    finally:
+        terminal.close()
+    begin = shown.index("job jobs queue CPUs memory time uploads")
+    assert shown[begin + 1].startswith("a_rule_with_a_long_name 29 batch default 3000 MiB 1 h")
+    assert "up to 1 file, 30 B each" in " ".join(shown[begin + 1 : begin + 8])
+    row = next(line for line in shown if "i=7" in line)
+    assert row.startswith("a_rule_with_a_long_name i=7 batch default 3000 MiB 2 h"), row
+    assert any("wrong (2 jobs): " in line for line in shown), shown
+
+
+MANY = """
+    rule all:
+        input: expand("made/{i}.txt", i=range(30)), "0.wrong", "1.wrong"
+
+    rule a_rule_with_a_long_name:
+        input: "data/{i}.txt"
+        output: "made/{i}.txt"
+        resources: mem_mb=3000, runtime=lambda wildcards: 120 if wildcards.i == "7" else 60
+        shell: "cp {input} {output}"
+
+    rule wrong:
+        output: "{i}.wrong"
+        shell: "echo {nonsense} > {output}"
+"""
+
+
 def test_a_group_is_one_job(project: Project) -> None:
     rules = one_rule_each(
         a='group: "g"\nresources: runtime=10',
@@ -254,5 +314,36 @@ def test_sources_and_what_is_none_are_listed_with_the_reason(planned: Project) -
     assert made["source_files"]["hpc1"].keys() == sources, "inputs are none of them"
     assert made["left_out"]["hpc1"] == {".snakemake/": "hidden", **left}
     said = plan(planned, "--sources", *options(planned), "--", "all").ok().output
-    tells(said, "Sources for hpc1:", "  script.py (9 B)", "Not uploaded to hpc1, unless a rule")
+    tells(
+        said, "Project files for hpc1:", "  script.py (9 B)", "Not uploaded to hpc1, unless a rule"
+    )
     tells(said, *(f"  {path}: {why}" for path, why in left.items()))
+
+
+@pytest.mark.parametrize("named", ["x", "x i=0", "x0.txt"])
+def test_the_script_of_a_rule_is_shown_although_its_output_exists(
+    planned: Project, named: str
+) -> None:
+    planned.write("x0.txt")
+    wanted = ("--", *options(planned), "--set-resources", "x:nodes=2", "--", "all")
+    made = of(plan(planned, named, "--json", *wanted, command="render").ok())
+    assert (made["job"], made["site"], made["resources"]["nodes"]) == ("x i=0", "hpc1", 2)
+    assert made["uploads"] == ["Snakefile", "data.bin", "script.py"]
+    tells(made["script"], "cp data.bin x0.txt", "- - ./data.bin", "output - ./x0.txt")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["here"], "Name a rule (a, b, c, x), a job"),
+        (["x", "--environment", "e"], "are for a plain command"),
+        (["hpc1.yaml"], "Add --command, or name a rule"),
+        (["b"], "for b follows from files that are still to be made"),
+    ],
+)
+def test_what_has_no_script_to_show(planned: Project, words: list[str], told: str) -> None:
+    planned.write("hpc1.yaml")
+    ran = plan(planned, *words, "--", *options(planned), "--", "all", command="render")
+    assert ran.code == 2
+    tells(ran.output, told)
+    assert "Traceback" not in ran.output

@@ -118,7 +118,7 @@ def test_clean(firecrest: Project) -> None:
     assert lines(firecrest, "ran.txt") == ["a", "b"]
     unasked = smk_mantik(firecrest, "clean", "--force")
     assert unasked.code == 2
-    tells(unasked.output, "Add --yes to remove all of this")
+    tells(unasked.output, "there is no terminal to ask: Remove all of this?", "--yes")
 
     removed = smk_mantik(firecrest, "clean", "--force", "--yes").ok().output
     tells(removed, ": removed.")

@@ -361,11 +361,15 @@ def test_beyond_the_queues_limits(project: Project) -> None:
         "cpus_per_task=4000": "CPUs per node: 4000 requested; queue batch allows at most",
     }
     rules = {f"r{n}": f"resources: {resource}" for n, resource in enumerate(beyond)}
+    rules["all_of_them"] = f"resources: {', '.join(beyond)}"
     project.write("Snakefile", one_rule_each(**rules))
 
     said = project.run().failed()
 
     tells(said, *beyond.values(), *(f"rule r{n}" for n in range(3)), "nothing submitted")
+    [line] = [line for line in said.splitlines() if "rule all_of_them: " in line]
+    tells(line, *beyond.values())
+    assert line.count("Request less, or choose another queue") == 1, line
 
 
 def test_a_queue_that_is_not_listed_may_exist(project: Project) -> None:
@@ -373,10 +377,17 @@ def test_a_queue_that_is_not_listed_may_exist(project: Project) -> None:
     rules = one_rule_each(
         hidden='resources: slurm_partition="hidden"',
         either='resources: slurm_partition="devel,batch", runtime=60 * 20',
+        first="resources: runtime=60 * 20, slurm_extra=\"'--mail-type=END --exclusive'\"",
     )
     project.write("Snakefile", rules)
+    config = project.config.read_text()
+    assert "Queue: batch\n" in config
+    project.config.write_text(config.replace("Queue: batch\n", "Queue: auto\n"))
     said = project.run().ok().output
     assert said.count("the site lists no queue 'hidden', only batch, devel") == 1, said
+    assert {record.rule: record.queue for record in project.tries} == {
+        "hidden": "hidden", "either": "devel,batch", "first": "batch",
+    }  # fmt: skip
 
 
 def test_no_config(project: Project) -> None:

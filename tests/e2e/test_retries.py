@@ -137,6 +137,7 @@ def test_only_named_reasons_are_worth_a_retry(project: Project) -> None:
         "c": "outputs",
         "d": "exit_code",
     }
+    assert {r.what_used.exit_code for r in project.tries if r.rule in "ab"} == {3}
     tells(said, "a: not tried again, since it failed for exit code, which mantik_retry_on does not")
 
 

@@ -89,6 +89,7 @@ def test_its_controller_may_be_killed_in_any_segment(project: Project, sandbox: 
     for number in (0, 2):
         run = project.start("score.txt", "--nolock", "--rerun-incomplete")
         begun(project, run, number)
+        until(lambda: sum(bool(r.site_jobs) for r in project.tries) >= 10, "the segments ahead")
         run.kill()
         (place / f"held-{number}").unlink()
     # The rest goes on without a controller, since it was submitted ahead.
@@ -161,7 +162,7 @@ def test_used_up_segments_go_on_when_it_is_started_again(project: Project) -> No
 
 MISTAKES = {
     "mantik_checkpoint=None": "needs a checkpoint to go on from",
-    'mantik_warn="soon"': "has to be a time before the walltime ends",
+    'mantik_warn="soon"': "has to be a time. Write a whole number",
     'mantik_warn="25s"': "leaves less than half of the walltime",
     'mantik_continue="many"': "has to be a number of segments",
     'mantik_continue_on="bad luck"': "has to name ends after which the job goes on",

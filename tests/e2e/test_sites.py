@@ -11,6 +11,8 @@ import pytest
 from hpc_sandbox.faults import Fault
 from hpc_sandbox.firecrest.site import FirecrestServer
 from hpc_sandbox.server import Sandbox
+from tests.real.centre import Centre
+from tests.support.places import REAL, MakeProject
 from tests.support.workflows import Place, Project, tells, until
 
 UPLOADS = {"hpc1": "PUT storages/*/files", "hpc2": "POST filesystem/ops/upload"}
@@ -268,6 +270,101 @@ def test_outage_of_a_site_holds_up_its_own_jobs_only(
     tells(said, f"Site {away} answers again")
     assert f"Site {other} " not in said
     assert two.read("away.txt") == "1\n"
+
+
+MOVING = """
+    localrules: ready
+
+    rule all:
+        input: "1.held", "2.held", "moved.txt", "next.txt"
+
+    rule ready:
+        output: "ready.txt"
+        shell: "until [ -e busy ]; do sleep 0.1; done; touch {output}"
+
+    rule hold:
+        output: "{n}.held"
+        resources: mantik_site="hpc2"
+        shell: "echo {wildcards.n} >> holding; until [ -e go ]; do sleep 0.1; done; touch {output}"
+
+    rule moves:
+        input: "ready.txt"
+        output: "moved.txt"
+        resources: mantik_site="hpc2,hpc1", mantik_wait="2s"
+        shell: "echo ran >> {output}; until [ -e on ]; do sleep 0.1; done"
+
+    rule next:
+        input: "moved.txt"
+        output: "next.txt"
+        resources: mantik_site="hpc2,hpc1", mantik_wait="90m"
+        shell: "cp {input} {output}"
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_job_that_does_not_start_in_time_goes_to_the_next_site(
+    two: Project, sandbox_place: Place, firecrest_place: Place, killed: bool
+) -> None:
+    """Its place was taken by others. What waited for it there is submitted again, too."""
+    two.write("Snakefile", MOVING)
+    options = ("--nolock", "--rerun-incomplete", "--retries", "0")
+    wrong = two.run("--set-resources", "next:mantik_wait=soon", "moves:mantik_site=hpc2,hpc9")
+    tells(wrong.failed(), "nothing submitted", "mantik_wait='soon' has to be", "no site 'hpc9'")
+    beyond = two.run("--set-resources", "next:mem_mb=10000000").failed()
+    tells(beyond, "nothing submitted", "rule next at hpc1: memory: ")
+    running = two.start(*options)
+    busy = two.workspace_at(firecrest_place) / "holding"
+    until(lambda: busy.exists() and len(busy.read_text().split()) == 2, "both slots")
+    two.write("busy", "")
+    running.says(
+        "moves: withdrawn from hpc2, where it had not started after 2.0 s; it goes to hpc1"
+    )
+    other = two.workspace_at(sandbox_place)
+    until((other / "moved.txt").exists, "the job at the next site")
+    if killed:  # it is found at the site that it went to
+        running.kill()
+        running = two.start(*options)
+        running.says("moves: reattached at hpc1")
+    (other / "on").touch()
+    (busy.parent / "go").touch()
+    said = running.end().ok().output
+    assert two.read("moved.txt") == two.read("next.txt") == "ran\n", said
+    tries = [(r.rule, r.site, r.state.final, r.outcome) for r in two.tries if r.rule == "moves"]
+    assert [(site, final) for _, site, final, _ in tries] == [("hpc2", True), ("hpc1", True)]
+    assert tries[1][3] == "succeeded"
+    assert where(two)["next"] == "hpc2"
+
+
+@pytest.mark.parametrize("at", REAL)
+def test_a_job_that_slurm_does_not_start_goes_to_the_next_site(
+    at: str, request: pytest.FixtureRequest, sandbox_place: Place, project_at: MakeProject
+) -> None:
+    """By `--begin`, which the sandbox's scheduler does not know."""
+    place: Place = request.getfixturevalue(f"{at}_place")
+    centre: Centre = request.getfixturevalue("centre")
+    credentials = {k: v for k, v in sandbox_place.environment.items() if "_HPC1_" in k}
+    project = project_at(place, credentials)
+    second = project.directory.parent / "hpc1.yaml"
+    second.write_text(sandbox_place.config)
+    project.sites = [str(second)]
+    project.write(
+        "Snakefile",
+        f"""
+        rule moves:
+            output: "moved.txt"
+            resources:
+                mantik_site="{place.name},hpc1", mantik_wait="5s",
+                slurm_extra="--begin=now+1hour --comment=later"
+            shell: "echo ran >> {{output}}"
+        """,
+    )
+    said = project.run().ok().output
+    tells(said, f"moves: withdrawn from {place.name}", "it goes to hpc1", "moves: done at hpc1")
+    assert project.read("moved.txt") == "ran\n"
+    waited, ran = project.tries
+    assert (waited.site, ran.site) == (place.name, "hpc1")
+    until(lambda: not centre.queued(waited.site_jobs), "Slurm to forget it")
+    assert not (project.workspace / "moved.txt").exists()
 
 
 NAMES = """

@@ -246,7 +246,7 @@ def test_a_library_that_is_lost_before_a_job_starts_goes_up_again(both: Project,
         """,
     )
     running = both.start()
-    running.says("last: queued behind first")
+    running.says("last: waits for first")
     until((both.workspace / "began").exists, "the first job")
     [library] = (both.workspace / ".mantik").glob("lib-*.sh")
     content = library.read_bytes()

@@ -102,7 +102,9 @@ def test_states_are_told_to_logger_plugins_and_to_the_metadata(
 
 
 FAILS = one_rule_each(
-    code='shell: "echo what was wrong; exit 3"', set_up='envmodules: "no/such/module"'
+    code='shell: "echo first; echo what was wrong; exit 3"',
+    log='log: "l"\nshell: "echo more is there > {log}; exit 3"',
+    set_up='envmodules: "no/such/module"',
 )
 
 
@@ -113,9 +115,11 @@ def test_what_failed_is_told_with_quiet_rules(project: Project) -> None:
     said = project.run("--quiet", "rules", *options).failed()
     name = project.place.name
     [code] = [line for line in said.splitlines() if f"code: failed at {name}" in line]
-    tells(code, "for exit code. The command ended with exit code 3", "Output in .snakemake/mantik/")
+    tells(code, "(exit code). The command ended with exit code 3", "Output in .snakemake/mantik/")
+    assert code.endswith(".log, which ends with: what was wrong")
+    assert "Output in l, which ends with: more is there\n" in said
     [set_up] = [line for line in said.splitlines() if f"set_up: failed at {name}" in line]
-    tells(set_up, "for set up. The job failed before its command", "Output in ")
+    tells(set_up, "(set up). The job failed before its command", "Output in ")
 
 
 def test_a_command_that_did_not_run_is_not_said_to_have_failed(project: Project) -> None:
@@ -124,5 +128,5 @@ def test_a_command_that_did_not_run_is_not_said_to_have_failed(project: Project)
     said = project.run("--quiet", "progress", *options).failed()
     assert "submitted to" not in said
     tells(said, "Sources: ")
-    assert said.count("(command exited with non-zero exit code)") == 1
+    assert said.count("(command exited with non-zero exit code)") == 2
     tells(said.partition("Error in rule code")[2], "(command exited with non-zero exit code)")

@@ -409,7 +409,7 @@ def test_killed_at_any_time(pipeline: Project) -> None:
     )
     running = pipeline.start(*FILES_STAY)
     until(lambda: ran(pipeline) == "p", "the first job")
-    running.says("queued behind train")
+    running.says("waits for train")
     running.kill()
     (pipeline.workspace / "wait").unlink()
     until(lambda: ran(pipeline) == "pts", "the jobs that are ahead")
@@ -837,3 +837,13 @@ def test_damaged_and_lost_journals_moves_and_a_silent_site(one: Project, tmp_pat
     moved.config.write_text(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{free_port()}", config))
     tells(run(moved, "-n"), "were not compared with the site", "Nothing to be done")
     assert ran(moved) == "ptsss"
+
+    there = f"Site:\n  Workspace: {workspace_root(str(before))}\n"
+    copy.config.write_text(copy.config.read_text().replace("Site:\n", there))
+    said = copy.run(*FILES_STAY, "--forcerun", "score").failed()
+    tells(said, f"leads this workspace: {moved.directory} on ", "type smk-mantik unlock here")
+    assert smk_mantik(copy, "unlock").code == 2
+    tells(smk_mantik(copy, "unlock", "--yes").ok().output, f"{moved.directory} on ", "may lead")
+    tells(smk_mantik(copy, "unlock").ok().output, "No run here was refused")
+    tells(run(copy, "--forcerun", "score"), "or another controller has led there")
+    assert ran(moved) == "ptssss"

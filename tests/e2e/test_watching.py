@@ -33,8 +33,36 @@ def seen(project: Project, *command: str) -> dict[str, dict[str, Any]]:
     return {job["job"]: job for job in (found["jobs"] if isinstance(found, dict) else found)}
 
 
+def watching(project: Project, columns: int) -> Terminal:
+    return Terminal(
+        [sys.executable, "-m", "snakemake_executor_plugin_mantik", "watch"],
+        columns=columns,
+        cwd=project.directory,
+        env=project.environment | {"TERM": "xterm"},
+    )
+
+
 def states(project: Project, *command: str) -> Counter[str]:
     return Counter(job["state"] for job in seen(project, *command).values())
+
+
+def test_a_command_beside_a_running_job(both: Project) -> None:
+    both.write(
+        "Snakefile",
+        """
+        rule train:
+            output: "out.txt"
+            shell: "touch begun; until [ -e go ]; do sleep 0.1; done; touch {output}"
+        """,
+    )
+    running = both.start()
+    until((both.workspace / "begun").exists, "the job")
+    beside = smk_mantik(both, "exec", "train", "echo at $PWD; exit 3")
+    assert (beside.code, beside.output) == (3, f"at {both.workspace}\n")
+    (both.workspace / "go").touch()
+    running.end().ok()
+    over = smk_mantik(both, "exec", "train", "true")
+    tells(over.output, "train: it does not run any more (succeeded)", "smk-mantik jobs")
 
 
 def test_jobs_and_logs_are_seen_at_all_times(firecrest: Project, sandbox: Sandbox) -> None:
@@ -62,17 +90,27 @@ def test_jobs_and_logs_are_seen_at_all_times(firecrest: Project, sandbox: Sandbo
 
     # By rule and wildcards, by id, and the rule's own log file; of a job that runs.
     until(lambda: "step 1" in smk_mantik(firecrest, "logs", first["job"]).ok().output, "its output")
+    not_yet = smk_mantik(firecrest, "exec", waiting["job"], "true")
+    assert not_yet.code == 2
+    tells(not_yet.output, f"{waiting['job']}: it does not run now", "smk-mantik jobs --ask")
     # In a terminal beside the controller, with what a job that runs has written.
-    terminal = Terminal(
-        [sys.executable, "-m", "snakemake_executor_plugin_mantik", "watch"],
-        columns=140 if name == "hpc2" else 80,
-        cwd=firecrest.directory,
-        env=firecrest.environment | {"TERM": "xterm"},
-    )
+    terminal = watching(firecrest, columns=140 if name == "hpc2" else 80)
     try:
-        until(lambda: any("step 1 of" in line for line in terminal.screen), "the last line")
+        modes = terminal.modes
+        until(lambda: "step 1 of" in terminal.output, "the last line")
+        terminal.type(b"f")
+        until(lambda: "Keys:" in (shown := "".join(terminal.screen)) and "train" not in shown, "f")
+        terminal.type(b"fc")
+        until(lambda: "press Ctrl-C there" in terminal.output, "why it cannot cancel a job")
+        terminal.type(b"\nl")
+        until(lambda: "Log of number (1 to 3)" in terminal.output, "the question")
+        terminal.type(b"2\n")
+        until(lambda: "[1]: 2\r\nstep 1 of" in terminal.output, "what the job writes")
+        terminal.type(b"\x03")  # ends the log, not the table
+        until(lambda: "Keys:" in terminal.output.rpartition("[1]: 2")[2], "the table")
         terminal.type(b"\x03")
         assert terminal.end() == 0
+        assert terminal.modes == modes
     finally:
         terminal.close()
     by_id = smk_mantik(firecrest, "logs", first["site_jobs"][0]).ok().output
@@ -81,6 +119,9 @@ def test_jobs_and_logs_are_seen_at_all_times(firecrest: Project, sandbox: Sandbo
         lambda: "more" in smk_mantik(firecrest, "logs", "--log", first["id"]).ok().output, "a log"
     )
     assert "no output" in smk_mantik(firecrest, "logs", waiting["job"]).ok().output
+    for path in ("", "./", f"{firecrest.directory}/"):
+        output = f"{path}{first['job'][-1]}.txt"
+        assert smk_mantik(firecrest, "logs", output).ok().output == by_id
     ambiguous = smk_mantik(firecrest, "logs", "train")
     assert ambiguous.code == 2
     tells(ambiguous.output, "'train' names 3 jobs", *jobs, "Name one of them")
@@ -119,6 +160,7 @@ def test_jobs_and_logs_are_seen_at_all_times(firecrest: Project, sandbox: Sandbo
         return states(firecrest, "jobs", "--ask") == {"ended at the site": 3}
 
     until(over, "the ends of all")
+    tells(smk_mantik(firecrest, "watch", "--once").ok().output, "train (3 jobs)")
     firecrest.run("--nolock", "--rerun-incomplete").ok()
     assert states(firecrest, "watch") == {"succeeded": 3}
     assert smk_mantik(firecrest, "logs", *first["job"].split()).ok().output == (
@@ -148,6 +190,18 @@ def test_a_job_that_was_given_up_does_not_wait(project: Project) -> None:
     (project.workspace / waiting.paths.claim).mkdir()
     shown = smk_mantik(project, "jobs", "--ask").ok().output
     tells(" ".join(shown.split()), "given up before it started")
+    terminal = watching(project, columns=80)
+    try:
+        until(lambda: "Keys:" in terminal.output, "the table")
+        terminal.type(b"c")
+        until(lambda: "Cancel number" in terminal.output, "the question")
+        terminal.type(b"1\ny\n\n")
+        until(lambda: "which has confirmed it" in terminal.output, "the end of that job")
+        terminal.type(b"q")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+    assert states(project, "jobs")["cancelled"] == 1
     (project.workspace / "go").touch()
 
 

@@ -123,6 +123,53 @@ def test_a_cancelled_run_ends_them_once(play: Player) -> None:
     assert "not needed any more" not in "\n".join(play(world, scenario).said)
 
 
+def test_a_job_that_was_submitted_ahead_is_watched_although_no_slot_is_free(play: Player) -> None:
+    """The others hold all slots for a long time: `MaxJobs` is 4."""
+    jobs = [request(0), behind(1, request(0))]
+    long = [request(number) for number in range(2, 6)]
+    world = World(duration=lambda spec: 10.0 if named(0)(spec) or named(1)(spec) else 10_000.0)
+
+    async def scenario(session: Session) -> None:
+        session.engine.proposed(jobs[1])
+        assert (await session.engine.job(jobs[0])).succeeded
+        while not any(run.job == jobs[1].name for run in world.runs):
+            await asyncio.sleep(1.0)
+        for job in long:
+            session.engine._start(job)
+        while len(world.jobs) < 2 + len(long):
+            await asyncio.sleep(1.0)
+        assert (await session.engine.job(replace(jobs[1], unmade={}))).succeeded
+        assert world.now < 1000.0
+        await session.engine.cancelled(300.0)
+        await session.engine.closed(tidy=True)
+
+    play(world, scenario)
+
+
+@pytest.mark.parametrize(
+    ("starts", "room", "withdrawn"),
+    [(500.0, True, True), (500.0, False, False), (99.0, True, False)],
+)
+def test_a_job_that_has_not_started_in_time_is_withdrawn(
+    play: Player, starts: float, room: bool, withdrawn: bool
+) -> None:
+    """Not if the site has no room to revoke it, nor if it has just started."""
+    world = World(lambda spec: Fate(starts=(starts,)), duration=lambda spec: 3000.0)
+
+    async def scenario(session: Session) -> None:
+        site, began = session.sites["sim"], world.now
+        site.fault = lambda method, about: (
+            "rejected" if method == "make_directory" and world.now > began + 90 and not room else ""
+        )
+        outcome = await session.engine.job(replace(request(0), patience_s=100))
+        assert (outcome.withdrawn, outcome.succeeded) == (withdrawn, not withdrawn)
+        assert site.calls["cancel"] == withdrawn
+        await session.engine.closed(tidy=True)
+
+    play(world, scenario)
+    assert [run.how for run in world.runs] == [] if withdrawn else ["exit 0"]
+
+
 def test_a_job_behind_another_goes_on_in_the_segments_that_wait_for_it(play: Player) -> None:
     first = request(0)
     most = STEPS + 2

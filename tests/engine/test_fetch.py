@@ -29,11 +29,10 @@ from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
-from snakemake_executor_plugin_mantik.jobs.live_packs import read_packs
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
+from snakemake_executor_plugin_mantik.jobs.packs import TarDamaged, read_packs
 from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
@@ -355,7 +354,7 @@ def test_what_lies_too_deep_costs_the_log_and_not_the_job(trial: Trial, tmp_path
 
 
 def test_a_pack_that_goes_too_deep() -> None:
-    with pytest.raises(TarDamaged, match="directories"):
+    with pytest.raises(TarDamaged, match="a file"):
         list(read_packs(packed({f"./{DEEP}x": b"1"})))
 
 

@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import ANY
 
 import pytest
 
@@ -18,7 +17,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.upload import IMPORT_BYTES, Importer
+from snakemake_executor_plugin_mantik.engine.upload import IMPORT_BYTES, Uploader
 from snakemake_executor_plugin_mantik.engine.workflow_context import PlaceContext
 from snakemake_executor_plugin_mantik.jobs.paths import imported_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -26,9 +25,9 @@ from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, SharedFile
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from tests.support.simulated import SimulatedSite, World
-from tests.support.stagers import context_of
+from tests.support.stagers import UPLOAD_BYTES, context_of, nowhere
 
-SIZE = IMPORT_BYTES + 5
+SIZE = IMPORT_BYTES
 SHARED = SharedFile("https://store/file?Signature=secret")
 FAILED = JobState(Phase.ENDED, Reason.UNKNOWN, "no route to the other host")
 LONG_S = 10_000.0
@@ -113,7 +112,7 @@ class Run:
         self.refused = False
         retry = SiteRetry("sim", self.said.append, asyncio.get_running_loop().time)
         at = PlaceContext("sim", self.site, retry, context_of(self.journal, self.said.append))
-        self.importer = Importer(at, self._share)
+        self.importer = Uploader(at, nowhere, self._share, UPLOAD_BYTES)
 
     async def _share(self, file: LocalFile) -> SharedFile | None:
         if file.stored == self.away:
@@ -124,6 +123,7 @@ class Run:
 
     async def bring(self, *files: LocalFile) -> list[str]:
         """The paths of the files that were imported."""
+        self.journal.files.begin_bundle("sim", "1/b", "", [file.record for file in files])
         names = await self.importer.bring("1/b", files)
         begun = [name.rpartition("/")[2] for name in self.site.begun]
         assert set(names.values()) <= set(begun)
@@ -158,7 +158,7 @@ async def stop(run: Run, after: float) -> None:
 async def test_only_large_ones_are_imported(run: Run) -> None:
     assert await run.bring(stored(), stored("small", IMPORT_BYTES - 1)) == ["set.tar"]
     assert run.said == ["Moving set.tar (16.0 MiB) to site sim, from server to server."]
-    assert run.journal.files.find_import("1/b", "set.tar", "sim") is not None
+    assert [*run.journal.files.imports("1/b", "sim")] == ["set.tar"]
 
 
 async def test_the_next_run_waits_for_the_same_import(run: Run, site: Importing) -> None:
@@ -207,7 +207,7 @@ async def test_what_is_not_imported_is_left_to_another_way(
         f" machine. {reasons[how]}."
     )
     assert site.removed == site.begun, "half a file takes no room"
-    assert run.journal.files.find_import("1/b", "set.tar", "sim") is None
+    assert not run.journal.files.imports("1/b", "sim")
     if how not in ("stalled", "silent"):  # one file alone does not condemn the way
         assert await run.bring(stored("other.tar")) == []
     said = len(run.said)
@@ -230,8 +230,9 @@ async def test_failures_that_have_nothing_to_do_with_the_way(run: Run, site: Imp
 
 
 async def test_one_odd_answer_ends_no_import(run: Run, site: Importing) -> None:
-    """A scheduler may not know a job that was just submitted."""
+    """A scheduler may not know a job that was just submitted, a file system shows it late."""
     site.import_states = [UNKNOWN, SILENT, RUNNING, UNKNOWN, DONE]
+    site.sizes[1:1] = [SIZE // 2] * 5
     assert await run.bring(stored()) == ["set.tar"]
 
 
@@ -255,8 +256,8 @@ async def test_an_answer_that_is_lost(run: Run, site: Importing, comes: bool, ki
     if killed:
         await stop(run, 1)
     site.sizes = [0, SIZE // 2, SIZE] if comes else [0]
-    names = await run.importer.bring("1/b", [stored()])
-    assert names == ({"set.tar": ANY} if comes else {})
+    run.journal.files.begin_bundle("sim", "1/b", "", [stored().record])
+    assert [*await run.importer.bring("1/b", [stored()])] == ["set.tar"] * comes
     assert site.asked == 1
     site.error, site.sizes = None, [SIZE]
     site.removed.clear()
@@ -287,10 +288,10 @@ async def test_the_same_again(run: Run) -> None:
     It streams then, and is compared on the way: that shows where it changed.
     """
     assert await run.bring(stored()) == ["set.tar"]
-    run.journal.files.forget_upload("1/b")
+    run.journal.files.send_again("1/b")
     assert await run.bring(stored()) == ["set.tar"], "the bundle was lost"
     run.importer.doubt(["set.tar", "other.tar"])
-    run.journal.files.forget_upload("1/b")
+    run.journal.files.send_again("1/b")
     assert await run.bring(stored()) == []
     assert await run.bring(stored("other.tar")) == ["other.tar"]
 
@@ -299,6 +300,7 @@ async def test_an_import_of_another_site_of_the_place_is_left_alone(
     run: Run, site: Importing
 ) -> None:
     """Its id may mean another job there, which must not be ended."""
+    run.journal.files.begin_bundle("sim", "1/b", "", [stored().record])
     run.journal.files.set_import("1/b", "set.tar", "name", "twin", "import-7")
     assert await run.bring(stored()) == ["set.tar"]
     assert len(site.begun) == 1
@@ -312,5 +314,4 @@ def test_what_grants_access_is_not_shown() -> None:
 
 async def test_each_file_has_a_name_of_its_own(run: Run, site: Importing) -> None:
     assert await run.bring(stored("a"), stored("b")) == ["a", "b"]
-    assert len(set(site.begun)) == 2
-    assert all(path.startswith(imported_path("1/b", "")) for path in site.begun)
+    assert len({path for path in site.begun if path.startswith(imported_path("1/b", ""))}) == 2

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
+from snakemake_executor_plugin_mantik.jobs.paths import TRIES, WORK
+from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.journal import Journal
 from tests.support.controller import Controller, request, simulate
-from tests.support.simulated import Fate, World
+from tests.support.simulated import Fate, Fault, World
+from tests.support.world import STEPS
 
 LONG_S = 5000.0
 
@@ -35,7 +38,7 @@ def test_a_source_that_a_running_job_names_stays(tmp_path: Path) -> None:
     job = replace(request(1), command="python lib.py")
 
     async def begin(controller: Controller) -> None:
-        await controller.place.send_sources(["lib.py", "other.py"])
+        await controller.place.stager.send_sources(["lib.py", "other.py"])
         assert (await controller.job(request(0))).succeeded
         asyncio.ensure_future(controller.work.run(job))  # noqa: RUF006 - it is left
         while len(sim.runs) < 2:
@@ -43,7 +46,7 @@ def test_a_source_that_a_running_job_names_stays(tmp_path: Path) -> None:
 
     async def again(controller: Controller) -> list[str]:
         controller.place.stager.sources.clear()
-        await controller.place.send_sources(["new.py"])
+        await controller.place.stager.send_sources(["new.py"])
         return controller.said
 
     simulate(tmp_path, sim, begin)
@@ -59,6 +62,48 @@ def test_a_source_that_a_running_job_names_stays(tmp_path: Path) -> None:
     assert "lib.py" not in sim.files
 
 
+def test_what_is_removed_here_a_moment_later_is_removed_there(tmp_path: Path) -> None:
+    """Snakemake removes a `temp()` output after it has committed its last reader."""
+    sim = world()
+
+    async def act(controller: Controller) -> None:
+        assert (await controller.job(request(0))).succeeded
+        await controller.place.in_use.follow()
+        assert "out/0" in sim.files
+        (tmp_path / "out/0").unlink()
+        await controller.place.in_use.follow()
+        assert "out/0" not in sim.files
+
+    simulate(tmp_path, sim, act)
+
+
+def test_outputs_stay_as_long_as_the_markers_that_name_them(tmp_path: Path) -> None:
+    """An older copy of the journal would report the success as a failure."""
+    sim = world()
+
+    def at(folder: str) -> list[str]:
+        return [path for path in sim.files if path.startswith(f"{folder}/")]
+
+    async def act(controller: Controller) -> None:
+        outcome = await controller.job(request(0))
+        [record] = controller.journal.tries([outcome.try_id])
+        sim.write(record.paths.archive, b"outputs")
+
+        def fault(method: str, about: str) -> Fault:
+            return "unreachable" if method == "remove" and about.startswith(TRIES) else ""
+
+        controller.site.fault = fault
+        await controller.place.tidy()
+        assert at(TRIES)
+        assert at(WORK)
+        controller.site.fault = lambda method, about: ""
+        await controller.place.tidy()
+        assert not at(TRIES)
+        assert not at(WORK)
+
+    simulate(tmp_path, sim, act)
+
+
 def test_sources_that_a_site_has_refused_come_with_the_next_job(tmp_path: Path) -> None:
     sim = world()
     write(tmp_path, "lib.py")
@@ -66,13 +111,38 @@ def test_sources_that_a_site_has_refused_come_with_the_next_job(tmp_path: Path) 
     async def act(controller: Controller) -> None:
         controller.site.fault = lambda method, about: "rejected" if method == "put" else ""
         with pytest.raises(SiteRejected):
-            await controller.place.send_sources(["lib.py"])
+            await controller.place.stager.send_sources(["lib.py"])
         controller.site.fault = lambda method, about: ""
-        await controller.place.send_sources(["lib.py"])
+        await controller.place.stager.send_sources(["lib.py"])
         assert (await controller.job(request(0))).succeeded
 
     simulate(tmp_path, sim, act)
     assert "lib.py" in sim.files
+
+
+def test_a_segment_is_submitted_again_whose_predecessor_the_journal_has_lost(
+    tmp_path: Path,
+) -> None:
+    """A spare has only what was open."""
+    sim, sent = world(), list[str]()
+
+    async def act(controller: Controller) -> None:
+        def lose(method: str, about: str) -> Fault:
+            sent.extend([about] * (method == "submit"))
+            if method == "submit" and len(sent) == 2:
+                with controller.journal.write() as db:
+                    db.execute("DELETE FROM tries WHERE segment = 0")
+                return "unreachable"
+            return ""
+
+        controller.site.fault = lose
+        continuation = Continuation(STEPS + 2, ("ckpt",))
+        job = replace(request(0), continuation=continuation, resources={"runtime": 1440})
+        assert (await controller.job(job)).succeeded
+
+    simulate(tmp_path, sim, act)
+    assert len(sent) == STEPS + 1
+    assert len(sim.runs) == STEPS
 
 
 def new_try(journal: Journal, follows: str = "", job: str = "train") -> str:

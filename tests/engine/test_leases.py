@@ -1,19 +1,18 @@
 """A workspace has one owner, and one controller at a time leads it."""
 
 import asyncio
-import itertools
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteRejected, SiteUnreachable
-from snakemake_executor_plugin_mantik.engine import place
 from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.place import Place, Places
 from snakemake_executor_plugin_mantik.engine.request import Outcome
@@ -55,12 +54,12 @@ class Seat:
         self.journal.set_site(site.name, url, facts.workspace, place.id)
         planner = SimulatedPlanner(CONFIG, None, self.workdir, self.world)
         self.work = SiteRunner(site, facts, planner, place, self.places)
-        self.tasks.append(asyncio.create_task(place.lead.keep()))
+        self.tasks.append(asyncio.create_task(place.spare.keep()))
         return place
 
-    async def job(self, number: int, *inputs: str) -> Outcome:
+    async def job(self, number: int, *inputs: str, **values: Any) -> Outcome:
         """Run a job."""
-        asked = replace(request(number, *inputs), site=self.work.site.name)
+        asked = replace(request(number, *inputs), site=self.work.site.name, **values)
         outcome = await self.work.run(asked)
         await self.work.commit(outcome, asked)
         return outcome
@@ -103,11 +102,29 @@ async def planned(seat: Seat, number: int) -> None:
     """Plan a job and no more."""
     seat.site.fault = lambda method, about: "unreachable" if method == "make_directory" else ""
     job = asyncio.create_task(seat.job(number))
-    await asyncio.sleep(50.0)
+    await asyncio.sleep(65.0)  # the place's spare has been written
     job.cancel()
     await asyncio.wait([job])
     seat.site.fault = lambda method, about: ""
     assert seat.journal.all_open_tries()[-1].state is TryState.PLANNED
+
+
+LED = "another controller of this workflow leads"
+
+
+async def unlocked(seat: Seats, folder: str) -> Seat:
+    """A controller that was refused, and whose user has typed `smk-mantik unlock`."""
+    refused = seat(folder)
+    before = set(refused.world.files)
+    with pytest.raises(PlaceTaken, match=LED) as error:
+        await refused.lead()
+    assert "smk-mantik unlock" in str(error.value), "what to do"
+    assert set(refused.world.files) == before
+    [about] = refused.journal.locked()
+    assert about.startswith("site sim, /ws: ")
+    refused.journal.unlock()
+    assert not refused.journal.locked()
+    return seat(folder)
 
 
 def leases(world: World) -> list[str]:
@@ -245,14 +262,12 @@ async def test_a_journal_made_anew_leads_the_next_term_without_asking(seat: Seat
     assert again.said == []
 
 
-async def test_a_copy_whose_journal_is_made_anew_asks_the_one_it_is_a_copy_of(
-    seat: Seats, tmp_path: Path
-) -> None:
+async def test_a_copy_whose_journal_is_made_anew_is_refused(seat: Seats, tmp_path: Path) -> None:
     first = seat("flow")
     await first.lead()
     copied(tmp_path / "flow", "copy")
     spoil(tmp_path / "copy")
-    with pytest.raises(PlaceTaken, match="another controller of this workflow leads"):
+    with pytest.raises(PlaceTaken, match=LED):
         await seat("copy").lead()
 
 
@@ -272,7 +287,7 @@ async def test_two_servers_at_one_directory_are_one_place(seat: Seats) -> None:
 
 @pytest.mark.parametrize("names", [("sim",), ("sim", "other")])
 def test_names_of_one_place_look_after_it_together(tmp_path: Path, names: Sequence[str]) -> None:
-    """How often an idle controller looks for questions does not depend on how many there are."""
+    """How often an idle controller looks whether it leads does not depend on how many there are."""
     session = Session(dict.fromkeys(names, World()), tmp_path, CONFIG, one_client=True)
 
     async def idle() -> None:
@@ -281,44 +296,139 @@ def test_names_of_one_place_look_after_it_together(tmp_path: Path, names: Sequen
         await session.engine.closed(tidy=False)
 
     session.run(idle())
-    wait_s = place.takeover_wait_s(CONFIG.site)
-    assert 2 * LONG_S / wait_s <= session.sites["sim"].calls["list"] <= 3 * LONG_S / wait_s
+    assert LONG_S / 150 <= session.sites["sim"].calls["list"] <= LONG_S / 100
 
 
-@pytest.mark.parametrize("busy", [False, True])
-async def test_a_copy_is_refused_while_the_first_one_lives(
-    seat: Seats, world: World, tmp_path: Path, busy: bool
+@pytest.mark.parametrize("noted", [False, True])
+async def test_a_copy_leads_when_its_user_says_that_the_other_one_has_ended(
+    seat: Seats, world: World, tmp_path: Path, noted: bool
+) -> None:
+    """It follows jobs that run, and those that the place's spare names; others end at their start.
+
+    The spare is a minute old at most.
+    """
+    world.duration = lambda spec: LONG_S
+    world.fate = lambda spec: Fate(starts=(10.0 if spec.name == "job-1" else 1000.0,))
+    flow = seat("flow")
+    await flow.lead()
+    copied(tmp_path / "flow", "copy")
+    jobs = [asyncio.create_task(flow.job(number)) for number in (1, 2)]
+    await asyncio.sleep(100.0 if noted else 50.0)
+    waits = next(j.spec.paths.try_id for j in world.jobs.values() if j.spec.name == "job-2")
+    flow.die()
+    for job in jobs:
+        job.cancel()
+    copy = await unlocked(seat, "copy")
+    assert (await copy.lead()).lead.term == 2
+    assert "job-1" in copy.said[-1]
+    assert ("job-2" in copy.said[-1]) is noted
+    assert all([(await copy.job(number)).succeeded for number in (1, 2)])
+    assert [run.job for run in world.runs] == ["job-1", "job-2"]
+    assert (world.runs[-1].try_id == waits) is noted
+    copy.die()
+    with pytest.raises(PlaceTaken, match=LED) as error:
+        await seat("flow").lead()
+    assert "/copy on " in str(error.value)
+    assert ", since 2" in str(error.value)
+
+
+async def test_only_the_lease_that_the_user_was_told_of_is_followed(
+    seat: Seats, tmp_path: Path
+) -> None:
+    """And only by the journal that noted it."""
+    await seat("flow").lead()
+    copied(tmp_path / "flow", "copy")
+    await unlocked(seat, "copy")
+    copied(tmp_path / "copy", "another")
+    await unlocked(seat, "another")
+    await seat("flow").lead()
+    await (await unlocked(seat, "copy")).lead()
+    await (await unlocked(seat, "flow")).lead()
+    for folder in ("copy", "another"):
+        with pytest.raises(PlaceTaken, match=LED):
+            await seat(folder).lead()
+
+
+@pytest.mark.parametrize("step", ["submits", "waits"])
+async def test_a_former_controller_that_lives_notices_at_its_next_step(
+    seat: Seats, world: World, tmp_path: Path, step: str
 ) -> None:
     world.duration = lambda spec: LONG_S
     flow = seat("flow")
-    await flow.lead()
-    flow.die()
+    place = await flow.lead()
     copied(tmp_path / "flow", "copy")
+    job = asyncio.create_task(flow.job(1))
+    await asyncio.sleep(100.0)
+    copy = await unlocked(seat, "copy")
+    await copy.lead()
+    sent = flow.site.calls["submit"]
+    if step == "submits":
+        await asyncio.sleep(100.0)
+        with pytest.raises(PlaceTaken, match=LED):
+            await flow.job(2)
+    if step == "waits":
+        with pytest.raises(PlaceTaken, match=LED):
+            await asyncio.wait_for(job, 200.0)
+    assert "/copy on " in str(place.lead.deposed)
+    assert flow.site.calls["submit"] == sent
+    job.cancel()
+    assert (await copy.job(1)).succeeded
+    assert [run.job for run in world.runs] == ["job-1"]
+
+
+async def test_a_former_controller_removes_nothing_at_its_end(
+    seat: Seats, world: World, tmp_path: Path
+) -> None:
+    """What has ended for it, the other one may not have seen yet."""
+    world.duration = lambda spec: 200.0
     flow = seat("flow")
     place = await flow.lead()
-    job = asyncio.create_task(flow.job(1)) if busy else None
+    job = asyncio.create_task(flow.job(1))
     await asyncio.sleep(100.0)
-    copy = seat("copy")
-    with pytest.raises(PlaceTaken, match="another controller of this workflow leads") as error:
-        await copy.lead()
-    assert "/flow on " in str(error.value)
-    assert place.lead.deposed is None
-    assert not [path for path in flow.world.files if "/ask." in path or "/here." in path]
-    assert copy.site.calls["submit"] == 0
-    if job is not None:
-        assert (await job).succeeded
-    assert len(flow.world.runs) == busy
+    copied(tmp_path / "flow", "copy")
+    assert (await job).succeeded
+    copy = await unlocked(seat, "copy")
+    await copy.lead()
+    await place.tidy()
+    assert (await copy.job(1)).succeeded
+    assert [run.job for run in world.runs] == ["job-1"]
 
 
+@pytest.mark.parametrize("known", ["term", "number"])
+async def test_a_controller_that_could_not_look_does_so_before_its_next_step(
+    seat: Seats, known: str
+) -> None:
+    """One with the same journal, too, where files cannot be locked."""
+    flow = seat("flow")
+    place = await flow.lead()
+    lease = place.lead.lease
+    later = replace(lease, number=lease.number + 1)
+    if known == "term":
+        later = replace(lease, term=lease.term + 1, instance="b" * 16)
+    flow.world.write(later.path, b"it\n")
+    place.lead.doubt()
+    flow.site.fault = lambda method, about: "unreachable" if method == "list" else ""
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(place.lead.assure(), 10.0)
+    flow.site.fault = lambda method, about: ""
+    with pytest.raises(PlaceTaken, match=f"{LED} this workspace: it"):
+        await place.lead.assure()
+    assert {lease.path, later.path} <= set(flow.world.files)
+
+
+@pytest.mark.parametrize("changed", [False, True])
 @pytest.mark.parametrize("given_up", [False, True])
 @pytest.mark.parametrize("runs", [False, True])
 async def test_what_two_copies_have_planned_belongs_to_the_one_that_submits_it(
-    seat: Seats, world: World, tmp_path: Path, runs: bool, given_up: bool
+    seat: Seats, world: World, tmp_path: Path, runs: bool, given_up: bool, changed: bool
 ) -> None:
-    """To the other one it is a job that it does not know, whatever became of it there."""
-    world.fate = lambda spec: fate
+    """The other one follows it if it runs, whatever became of it there; else it never starts.
+
+    If the job has changed since, it is ended first. A plan may run without a sign of life.
+    """
+    stalled = (20.0, 500.0) if changed and not given_up else (0.0, 0.0)
+    world.fate = lambda spec: Fate(starts=(10.0 if runs else 1000.0,), stalled=stalled)
     world.duration = lambda spec: LONG_S
-    fate = Fate(starts=(10.0 if runs else 1000.0,))
     flow = seat("flow")
     await flow.lead()
     await planned(flow, 1)
@@ -328,44 +438,22 @@ async def test_what_two_copies_have_planned_belongs_to_the_one_that_submits_it(
         [record] = copy.journal.all_open_tries()
         copy.journal.abandoned(record.id, "cancelled")
     job = asyncio.create_task(flow.job(1))
-    await asyncio.sleep(100.0 if runs else 0.5)
-    assert len(flow.world.jobs) == 1
+    await asyncio.sleep(50.0 if runs else 0.5)
+    [first] = flow.world.jobs.values()
     job.cancel()
     flow.die()
-    if runs:
-        with pytest.raises(PlaceTaken, match="jobs run there that another controller"):
-            await copy.lead()
-        return
+    copy = await unlocked(seat, "copy")
     await copy.lead()
-    await asyncio.sleep(LONG_S)
-    assert not copy.world.runs
-
-
-@pytest.mark.parametrize("slow", [False, True])
-async def test_a_copy_does_not_take_over_from_jobs_that_it_does_not_know(
-    seat: Seats, world: World, tmp_path: Path, slow: bool
-) -> None:
-    looks = itertools.count()
-
-    def fault(method: str, about: str) -> Fault:
-        return (
-            "hang" if slow and (method, about) == ("list", PLACE) and next(looks) in (1, 2) else ""
-        )
-
-    world.duration = lambda spec: LONG_S / 2
-    flow = seat("flow")
-    await flow.lead()
-    copied(tmp_path / "flow", "copy")
-    job = asyncio.create_task(flow.job(1))
-    await asyncio.sleep(50.0)
-    job.cancel()
-    flow.die()
-    copy = seat("copy")
-    copy.site.fault = fault
-    with pytest.raises(PlaceTaken, match="jobs run there that another controller"):
-        await copy.lead()
-    await asyncio.sleep(LONG_S)
-    await seat("copy").lead()
+    if not runs:
+        await asyncio.sleep(LONG_S)
+        assert not copy.world.runs
+    command = "another" if changed else request(1).command
+    assert (await copy.job(1, command=command)).succeeded
+    run = copy.world.runs[-1]
+    assert len(copy.world.runs) == 1 + (runs and changed)
+    assert all(one.ended <= run.begun for one in copy.world.runs[:-1] if one.ended is not None)
+    same = (runs or not given_up) and not changed
+    assert (run.try_id == first.spec.paths.try_id) is same
 
 
 async def test_tidying_leaves_what_another_journal_made(seat: Seats, tmp_path: Path) -> None:
@@ -395,12 +483,12 @@ async def test_what_another_controller_has_numbered_is_older_after_a_takeover(
     assert (await flow.job(1, "data")).succeeded
     flow.die()
     copied(tmp_path / "flow", "copy")
-    copy = seat("copy")
+    copy = await unlocked(seat, "copy")
     await copy.lead()
     copy.die()
     copy.world.write("data", b"other")
     copy.world.write(f"{NEWER}/data.n", b"7\n")
-    flow = seat("flow")
+    flow = await unlocked(seat, "flow")
     await flow.lead()
     assert (await flow.job(2, "data")).succeeded
     assert flow.world.files["data"] == b"mine"
@@ -411,7 +499,7 @@ async def test_a_lease_that_was_swept_is_written_again(seat: Seats) -> None:
     place = await flow.lead()
     [lease] = leases(flow.world)
     flow.world.remove(PLACE)
-    await asyncio.sleep(CONFIG.site.poll_s + 100.0)
+    await asyncio.sleep(200.0)
     assert leases(flow.world) == [lease]
     assert place.lead.deposed is None
 
@@ -433,24 +521,44 @@ async def test_a_controller_finds_out_that_another_workflow_came_to_the_swept_pl
     assert [run.job for run in flow.world.runs] == ["job-2"]
 
 
-async def test_a_copy_asks_where_the_lease_was_swept_and_claims_were_not(
-    seat: Seats, world: World, tmp_path: Path
+@pytest.mark.parametrize("lives", [False, True])
+async def test_a_copy_is_refused_where_the_lease_was_swept_and_claims_were_not(
+    seat: Seats, world: World, tmp_path: Path, lives: bool
 ) -> None:
-    """What lies there since the run began is older than what grows."""
+    """One that lives writes its lease again, which the user has not been told of."""
     world.duration = lambda spec: LONG_S
+    world.fate = lambda spec: Fate(starts=(10.0 if spec.name == "job-1" else 1000.0,))
     flow = seat("flow")
     await flow.lead()
     flow.die()
     copied(tmp_path / "flow", "copy")
+    for folder in ("copy", "flow"):
+        await (await unlocked(seat, folder)).lead()
     flow = seat("flow")
     place = await flow.lead()
-    job = asyncio.create_task(flow.job(1))
+    jobs = [asyncio.create_task(flow.job(number)) for number in (1, 2)]
     await asyncio.sleep(100.0)
     flow.world.remove(PLACE)
-    with pytest.raises(PlaceTaken, match="another controller of this workflow leads"):
-        await seat("copy").lead()
-    assert place.lead.deposed is None
-    assert (await job).succeeded
+    if not lives:
+        for job in jobs:
+            job.cancel()
+        flow.die()
+    copy = await unlocked(seat, "copy")
+    if lives:
+        await asyncio.sleep(200.0)
+        with pytest.raises(PlaceTaken, match=LED):
+            await copy.lead()
+        assert place.lead.deposed is None
+        assert all(outcome.succeeded for outcome in await asyncio.gather(*jobs))
+        return
+    await copy.lead()
+    outcomes = await asyncio.gather(copy.job(1), copy.job(2))
+    assert all(outcome.succeeded for outcome in outcomes)
+    assert [run.job for run in world.runs] == ["job-1", "job-2"]
+    copy.die()
+    world.remove(PLACE)
+    world.write(f"{TRIES}/17/{'0' * 36}", b"owner=x\n")
+    await unlocked(seat, "copy")  # once more
 
 
 async def test_a_place_is_found_by_any_of_its_sites(seat: Seats) -> None:
@@ -492,6 +600,8 @@ async def test_a_run_whose_journal_was_removed_under_it_finds_out_that_another_o
     (tmp_path / "flow" / STATE).rename(tmp_path / "lost")
     with mock.patch.object(database, "_take_directory", return_value=True):
         other = Seat(flow.world, tmp_path / "flow")
+    faults: Iterator[Fault] = iter(["unreachable"])
+    other.site.fault = lambda called, about: next(faults, "") if called == "get" else ""
     await other.lead()
     assert (await other.job(1)).succeeded
     with pytest.raises(PlaceTaken):

@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.engine.live_copies import (
     LiveCopies,
 )
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, LiveView, Observer
-from snakemake_executor_plugin_mantik.jobs.live_packs import PIECE_BYTES
+from snakemake_executor_plugin_mantik.jobs.packs import PIECE_BYTES
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site
 from tests.support.trial import packed

@@ -62,8 +62,8 @@ def test_no_text_of_others_reaches_the_terminal_raw() -> None:
 
 
 def test_jobs_that_wait_for_others_are_told_of_in_whole_sentences() -> None:
-    assert messages.queued_message("b", "hpc1", "7", []) == (
-        "b: queued behind the jobs that make its inputs at hpc1, as 7."
+    assert messages.waiting_message("b", "hpc1", "7", []) == (
+        "b: waits for the jobs that make its inputs at hpc1, as 7."
     )
     one = TryRecord(
         id="1", site="hpc1", bucket=0, job="b", rule="b", name="b", fingerprint="f",

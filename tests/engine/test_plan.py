@@ -9,7 +9,12 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.plan import Planner, unchecked_resources
+from snakemake_executor_plugin_mantik.engine.plan import (
+    Planner,
+    choose_queue,
+    through_links,
+    unchecked_resources,
+)
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, StoredOutput
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
@@ -87,6 +92,25 @@ def test_one_of_several_queues_has_to_allow_a_job() -> None:
         fits(Resources(queue="batch", runtime_s=259_200), FACTS)
 
 
+def test_the_first_queue_that_allows_a_job() -> None:
+    day, hour = QueueLimits(runtime_s=(1, 86_400)), QueueLimits(runtime_s=(1, 3600))
+    gpus = replace(day, gpus_per_node=(0, 4))
+    facts = replace(FACTS, queues={"gpus": gpus, "hidden": QueueLimits(), "fast": hour, "all": day})
+
+    def chosen(**asked: Any) -> str | None:
+        return choose_queue(Resources(queue="auto", **asked), facts).queue
+
+    assert chosen() == chosen(runtime_s=3600) == "fast"
+    assert chosen(runtime_s=3601) == "all"
+    assert chosen(runtime_s=60, gpus_per_node=1) == "gpus"
+    fits = planner("slurm").fits
+    assert fits(Resources(queue="auto", runtime_s=3601), facts) == []
+    with pytest.raises(UserError, match=r"no queue allows this job: runtime: .* queue gpus .* all"):
+        fits(Resources(queue="auto", runtime_s=86_401), facts)
+    with pytest.raises(UserError, match=r"does not report which walltimes .*several .* \(free\)"):
+        fits(Resources(queue="auto"), replace(FACTS, queues={"free": QueueLimits()}))
+
+
 def test_a_queue_that_a_site_does_not_list_may_exist() -> None:
     [warning] = planner("slurm").fits(Resources(queue="batch,secret"), FACTS)
     assert "the site lists no queue 'secret', only batch, free" in warning
@@ -116,3 +140,9 @@ def test_an_input_that_is_nowhere_is_reported_before_its_job_is_submitted(tmp_pa
         journal.files.drop_stored(output)
         with pytest.raises(UserError, match="not at the site any more where it was made"):
             plan.needed_files(job, journal.files, "p")
+
+
+def test_files_have_paths_through_links_that_lead_to_links_but_not_round_in_circles() -> None:
+    links = {"d/last": "step", "d/step": "./1", "d/1/up": "..", "d/a": "b", "d/b": "a", "e": "/d"}
+    found = dict(through_links(["d/1/x", "d/2"], links))
+    assert found == {"d/last/x": "d/1/x", "d/step/x": "d/1/x"}

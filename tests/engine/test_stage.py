@@ -1,6 +1,5 @@
 """Each content goes up once, and nothing old over something new."""
 
-import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -10,42 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.compare import find_empty, same_time
+from snakemake_executor_plugin_mantik.engine.compare import find_empty
 from snakemake_executor_plugin_mantik.engine.leases import Lease
-from snakemake_executor_plugin_mantik.engine.place import UNSTEADY, send_sources
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.stage import Staged
+from snakemake_executor_plugin_mantik.engine.stage import UNSTEADY, Staged
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from tests.support import virtualtime
 from tests.support.simulated import Fault, SimulatedSite, World
-from tests.support.stagers import make_stager
+from tests.support.stagers import Bench
 from tests.support.world import EPOCH_S
 
 LIMIT = 2000
 
 
-class Bench:
-    """A stager as it is in one run of a workflow."""
-
-    journal: Journal
-
-    def __init__(self, world: World, workdir: Path) -> None:
-        self.world, self.workdir = world, workdir
-        world.make_directory(".mantik")
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin a run, or another one with the same journal and site."""
-        if hasattr(self, "journal"):
-            self.journal.close()
-        self.journal = Journal(self.workdir / ".snakemake/mantik")
-        self.site = SimulatedSite(self.world)
-        retry = SiteRetry("sim", lambda _: None, asyncio.get_running_loop().time)
-        self.stager = make_stager(self.site, self.journal, retry)
-        self.local = LocalFiles(self.workdir, self.journal.files)
+class Files(Bench):
+    """Files of a workflow, and what becomes of them."""
 
     def write(self, path: str, content: bytes) -> str:
         place = self.workdir / path
@@ -53,20 +32,11 @@ class Bench:
         place.write_bytes(content)
         return path
 
-    async def look(self, *paths: str, source: bool = False) -> list[LocalFile]:
-        return await self.local.look_at([(path, None) for path in paths], source=source)
+    async def look(self, *paths: str) -> list[LocalFile]:
+        return await self.local.look_at([(path, None) for path in paths])
 
     async def stage(self, *paths: str) -> Staged:
         return await self.stager.stage(await self.look(*paths), paths, inline_limit=LIMIT)
-
-    def job(self, staged: Staged) -> tuple[str, tuple[str, ...]] | None:
-        """What a job's script does with it; what failed."""
-        record = self.journal.new_try(site="sim", job="j", rule="r", name="j", fingerprint="f")
-        spec = JobSpec(
-            record.paths, "/ws", "j", ":",
-            bundles=staged.bundles, inline=staged.inline, inputs=staged.inputs,
-        )  # fmt: skip
-        return self.world._stage(spec)
 
     async def done(self, *paths: str) -> Staged:
         staged = await self.stage(*paths)
@@ -76,14 +46,14 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(world: World, tmp_path: Path) -> AsyncIterator[Bench]:
-    bench = Bench(world, tmp_path)
+async def bench(tmp_path: Path) -> AsyncIterator[Files]:
+    bench = Files(tmp_path)
     yield bench
     bench.journal.close()
 
 
 async def test_what_one_try_alone_needs_travels_each_time_and_is_not_remembered(
-    bench: Bench,
+    bench: Files,
 ) -> None:
     own = [LocalFile.holding("store/meta", b"1"), LocalFile.holding("store/empty", None)]
     for size in (10, 2 * LIMIT):
@@ -102,7 +72,7 @@ async def test_what_one_try_alone_needs_travels_each_time_and_is_not_remembered(
     assert known == {f"shared-{size}" for size in (10, 2 * LIMIT)}
 
 
-async def test_manifest_is_compared_once_per_run_and_directory(bench: Bench) -> None:
+async def test_manifest_is_compared_once_per_run_and_directory(bench: Files) -> None:
     await bench.done(*(bench.write(f"d/{n}", b"x") for n in range(20)))
     await bench.done(bench.write("e/1", b"x"))
     for _ in range(2):
@@ -128,14 +98,14 @@ async def test_manifest_is_compared_once_per_run_and_directory(bench: Bench) -> 
     ],
 )
 async def test_stored_output_is_given_up_only_for_certain(
-    bench: Bench, answers: list[Fault], happens: str, left: bool
+    bench: Files, answers: list[Fault], happens: str, left: bool
 ) -> None:
     record = FileRecord("d/out", 4, hashlib.sha256(b"made").hexdigest(), modified=EPOCH_S + 5)
     beside = replace(record, path="d/beside")
     for file in (record, beside):
         bench.world.write(file.path, b"made")
         bench.world._changed[file.path] = 5.0
-    bench.stager.made([record, beside])
+    bench.journal.files.set_remote_files("sim", [record, beside])
     bench.begin()
     if happens == "removed":
         bench.world.remove(record.path)
@@ -144,7 +114,7 @@ async def test_stored_output_is_given_up_only_for_certain(
     elif happens:
         bench.world.purge()
     if happens == "another file system":
-        bench.world.write(Lease(1, "a", "b", "c", 60).path, b"")
+        bench.world.write(Lease(1, "a", "b", "c", 1).path, b"")
     listings = iter(answers)
     bench.site.fault = lambda method, _: next(listings, "") if method == "list" else ""
     await bench.stager.compare([LocalFile.at("sim", record)])
@@ -153,25 +123,16 @@ async def test_stored_output_is_given_up_only_for_certain(
     assert (bench.journal.files.remote_file("sim", "d/beside") == beside) is kept
 
 
-@pytest.mark.parametrize(
-    ("later_s", "same"),
-    [(0, True), (1, True), (3600, True), (-3601, True), (60, False), (7200, False)],
-)
-def test_a_change_of_summer_time_is_no_change_of_a_file(later_s: float, same: bool) -> None:
-    assert same_time(1e9, 1e9 + later_s) == same
-
-
 @pytest.mark.parametrize("round_", range(2))
-async def test_edited_source_is_never_covered_by_its_old_version(bench: Bench, round_: int) -> None:
+async def test_edited_source_is_never_covered_by_its_old_version(bench: Files, round_: int) -> None:
     """Ctrl-C before any job started, an edit, and again; bundles have random names."""
     for name in ("train.py", "other.py"):
         bench.write(name, b"old")
-    files = await bench.look("train.py", "other.py", source=True)
-    assert await bench.stager.send_sources(files) == 2
+    await bench.stager.send_sources(["train.py", "other.py"])
     waiting = await bench.stage()
     bench.begin()
     bench.write("train.py", b"new")
-    await bench.stager.send_sources(await bench.look("train.py", "other.py", source=True))
+    await bench.stager.send_sources(["train.py", "other.py"])
     await bench.done()
     assert bench.world.files["train.py"] == b"new"
     assert bench.world.files["other.py"] == b"old"
@@ -179,24 +140,44 @@ async def test_edited_source_is_never_covered_by_its_old_version(bench: Bench, r
     assert bench.world.files["train.py"] == b"new"
 
 
-async def test_empty_directory(bench: Bench) -> None:
+async def test_sources_whose_bundle_is_gone_are_sent_again(bench: Files) -> None:
+    await bench.stager.send_sources([bench.write("train.py", b"x")])
+    bench.stager.gone((await bench.stage()).bundles)
+    await bench.done()
+    assert bench.world.files["train.py"] == b"x"
+
+
+async def test_what_a_job_may_have_unpacked_meanwhile_is_sent_again(bench: Files) -> None:
+    await bench.done(bench.write("a", b"1"))
+    assert bench.job(await bench.stage(bench.write("a", os.urandom(9000)))) is None
+    assert (await bench.stage(bench.write("a", b"1"))).inline
+
+
+async def test_what_a_job_changes_comes_in_no_bundle_that_it_unpacks(bench: Files) -> None:
+    staged = await bench.stage(bench.write("a", os.urandom(9000)))
+    bench.stager.lost(["a"])
+    assert (await bench.stage("a")).bundles != staged.bundles
+
+
+async def test_empty_directory(bench: Files) -> None:
     (bench.workdir / "empty").mkdir()
     await bench.done("empty")
     assert bench.world.files["empty"] is None
     assert not (await bench.stage("empty")).inline
 
 
-async def test_outputs_of_jobs_are_there(bench: Bench) -> None:
+async def test_outputs_of_jobs_are_there(bench: Files) -> None:
     path = bench.write("out", b"made")
     (file,) = await bench.look(path)
-    bench.stager.made([file.record, FileRecord("not-\udcff-text", 1, "x")])
+    odd = FileRecord("not-\udcff-text", 1, "x")
+    bench.journal.files.set_remote_files("sim", [file.record, odd])
     bench.world.write(path, b"made")
     assert not (await bench.done(path)).inline
     bench.stager.lost([path])
     assert (await bench.stage(path)).inline
 
 
-async def test_cost_of_confirming_does_not_grow_with_what_is_on_its_way(bench: Bench) -> None:
+async def test_cost_of_confirming_does_not_grow_with_what_is_on_its_way(bench: Files) -> None:
     staged = [await bench.stage(bench.write(f"l{n}", os.urandom(9000))) for n in range(200)]
     steps = []
     for one in (staged[0], staged[100], staged[199]):
@@ -214,7 +195,7 @@ async def test_cost_of_confirming_does_not_grow_with_what_is_on_its_way(bench: B
 
 
 async def test_what_lay_in_a_directory_is_not_known_once_a_job_may_have_changed_it(
-    bench: Bench,
+    bench: Files,
 ) -> None:
     await bench.done(bench.write("d/e/a", b"x"), bench.write("d0", b"x"))
     bench.stager.lost(["d"])
@@ -269,17 +250,16 @@ def sent(tmp_path: Path) -> Sent:
         said: list[str] = []
 
         async def work() -> dict[str, str]:
-            clock = asyncio.get_running_loop().time
-            retry = SiteRetry("sim", said.append, clock)
-            stager = make_stager(SimulatedSite(World()), journal, retry)
-            local = Busy(tmp_path, journal, act)
-            await send_sources(["code.py", "notes"], local, stager, said.append)
+            bench = Bench(tmp_path)
+            stager = bench.make_stager(Busy(tmp_path, bench.journal, act))
+            with closing(bench.journal):
+                await stager.send_sources(["code.py", "notes"])
+            said.extend(bench.said)
             return {path: file.sha256 for path, file in stager.sources.items()}
 
         for name in ("code.py", "notes"):
             (tmp_path / name).write_text("x")
-        with closing(Journal(tmp_path / ".snakemake/mantik")) as journal:
-            return virtualtime.run(work()), said
+        return virtualtime.run(work()), said
 
     return send
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import closing
 from dataclasses import replace
@@ -85,7 +86,11 @@ def with_sources(sources: dict[str, str], **values: Any) -> Play:
 
     async def play(controller: Controller) -> Outcome:
         controller.place.stager.sources = {
-            path: LocalFile.holding(path, text.encode()) for path, text in sources.items()
+            path: replace(
+                LocalFile.holding(path, text.encode()),
+                key=(path, 1, 0, time.time_ns() if text == "new" else 0, 0),
+            )
+            for path, text in sources.items()
         }
         return await controller.job(replace(request(1, "data/x"), **values))
 
@@ -145,7 +150,7 @@ def test_other_resources_and_unnamed_sources_are_told(tmp_path: Path) -> None:
     assert "memory per node in MiB" in said
     assert "walltime in s none instead of 300" in said
     assert f"smk-mantik cancel {sent.id}" in said
-    assert "files of the working directory changed since" in said
+    assert "changed since an earlier run submitted jobs (lib.py). Jobs whose" in said
     assert [r.how for r in world.runs] == ["exit 0"], "it was taken up"
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, NamedPaths
 from snakemake_executor_plugin_mantik.engine.undeclared import UndeclaredFiles, list_brought
-from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_undeclared
 from tests.support.controller import request
+from tests.support.stagers import context_of
 
 RECORD = TryRecord(
     id="3f0d7a6c-0000-4000-8000-000000000001", site="sim", bucket=0, job="j", rule="r", name="r",
@@ -37,16 +37,11 @@ class Bench:
     ) -> set[str]:
         """Conclude a job that has made files of one byte; return the paths that are listed."""
         new = (OutputEntry(p, "f", 1, 0o640, "", "alone", "", LONG_AGO_NS) for p in paths)
-        context = WorkflowContext(
-            self.journal, self.workdir, self.state, self.said.append, self._nothing
-        )
+        context = context_of(self.journal, self.said.append)
         files = (OutputEntry(p, "f", 1, 0o640, "", "archive") for p in made)
         marker = Marker(0, files=tuple(files), new=tuple(new))
         asyncio.run(UndeclaredFiles(context).conclude(asked or request(1), RECORD, marker))
         return {file.path for file in read_undeclared(self.state)}
-
-    async def _nothing(self, records: Sequence[TryRecord]) -> None:
-        raise AssertionError
 
 
 @pytest.fixture

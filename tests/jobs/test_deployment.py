@@ -15,9 +15,8 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
     wrap_container,
     wrap_modules,
 )
-from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
 from tests.support import condas
-from tests.support.trial import NASTY, wait_until
+from tests.support.trial import NASTY, Trial, wait_until
 
 PATIENT = "_m_beat_s=0.1 _m_poll_s=0.05 _m_stale_s=60\n"
 """How long jobs wait for one another, of whom nobody dies."""
@@ -28,18 +27,8 @@ MACHINE = os.uname().machine
 COMMAND = "set -euo pipefail; tool"
 
 
-class Node:
+class Node(Trial):
     """A workspace, and jobs in it; `bin` is what this node has beside the system's programs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.workspace = folder / NASTY
-        (self.workspace / ".mantik/files").mkdir(parents=True)
-        (self.workspace / library_path()).write_bytes(read_library())
-        self.bin = folder / "bin"
-        self.bin.mkdir()
-        self.home = folder / "home"
-        self.home.mkdir()
-        self._started: list[subprocess.Popen[str]] = []
 
     @property
     def environments(self) -> Path:
@@ -47,7 +36,7 @@ class Node:
 
     def file(self, text: str) -> CondaFile:
         """An environment that is made of a file."""
-        (self.workspace / ".mantik/files/env.yaml").write_text(text)
+        self.write(".mantik/files/env.yaml", text)
         return CondaFile("envs/it's.yaml", "e1", ".mantik/files/env.yaml")
 
     def made(self) -> list[str]:
@@ -55,31 +44,9 @@ class Node:
         path = self.bin / "made"
         return path.read_text().splitlines() if path.exists() else []
 
-    def start(self, text: str, **variables: str) -> "subprocess.Popen[str]":
-        """Start a job's text in a process group of its own."""
-        environment = {**os.environ, "PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.home)}
-        process = subprocess.Popen(
-            ["bash", "-c", text],
-            cwd=self.workspace,
-            env={**environment, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._started.append(process)
-        return process
-
-    def run(self, text: str, **variables: str) -> tuple[int, str, str]:
+    def ran(self, text: str, **variables: str) -> tuple[int, str, str]:
         """Run a job's text: exit code, standard output and standard error."""
-        return ended(self.start(text, **variables))
-
-    def close(self) -> None:
-        for process in self._started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        return ended(self.bash(text, **variables))
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
@@ -92,7 +59,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made = Node(tmp_path)
     condas.install(made.bin, "conda")
     yield made
-    made.close()
+    made.stop()
 
 
 def conda(environment: CondaFile | str, command: str = COMMAND, times: str = PATIENT) -> str:
@@ -111,7 +78,7 @@ def waiting(jobs: Sequence["subprocess.Popen[str]"]) -> int:
 
 def test_many_jobs_at_once_make_it_once(node: Node) -> None:
     text = conda(node.file("held one"))
-    jobs = [node.start(text) for _ in range(30)]
+    jobs = [node.bash(text) for _ in range(30)]
     assert waiting(jobs) == 29
     (node.bin / "go").touch()
     results = [ended(job) for job in jobs]
@@ -120,17 +87,17 @@ def test_many_jobs_at_once_make_it_once(node: Node) -> None:
     assert results[0][1] == f"held one from {node.environments}/1\n"
     assert len(node.made()) == 1
     # Who comes later finds it.
-    assert node.run(text)[1] == results[0][1]
+    assert node.ran(text)[1] == results[0][1]
     assert len(node.made()) == 1
 
 
 def test_a_killed_job_leaves_nothing_half_made(node: Node) -> None:
     # Of those who wait one makes it then: the others have to see for a while that it lives.
     text = conda(node.file("endless"), times=QUICK.replace("=2", "=5"))
-    killed = node.start(text)
+    killed = node.bash(text)
     wait_until((node.environments / "1/half").exists)
     node.file("quick")
-    others = [node.start(text) for _ in range(8)]
+    others = [node.bash(text) for _ in range(8)]
     os.killpg(killed.pid, signal.SIGKILL)
     results = [ended(job) for job in others]
     assert {output for _, output, _ in results} == {f"quick from {node.environments}/2\n"}
@@ -141,19 +108,19 @@ def test_a_killed_job_leaves_nothing_half_made(node: Node) -> None:
 
 def test_what_only_the_killed_shell_had_begun_goes_on(node: Node) -> None:
     text = conda(node.file("slow"))
-    killed = node.start(text)
+    killed = node.bash(text)
     wait_until((node.environments / "1/half").exists)
     os.kill(killed.pid, signal.SIGKILL)
-    assert node.run(text)[1] == f"slow from {node.environments}/1\n"
+    assert node.ran(text)[1] == f"slow from {node.environments}/1\n"
     assert len(node.made()) == 1
 
 
 def test_a_job_that_is_ended_makes_room_at_once(node: Node) -> None:
     text = conda(node.file("endless"))
-    told = node.start(text)
+    told = node.bash(text)
     wait_until((node.environments / "1/half").exists)
     node.file("quick")
-    other = node.start("_m_poll_s=0.05\n" + wrap_conda(node.file("quick"), COMMAND, rule="b"))
+    other = node.bash("_m_poll_s=0.05\n" + wrap_conda(node.file("quick"), COMMAND, rule="b"))
     os.killpg(told.pid, signal.SIGTERM)
     assert ended(told)[0] == 143
     code, output, _ = ended(other)  # long before a missing sign of life would tell
@@ -162,7 +129,7 @@ def test_a_job_that_is_ended_makes_room_at_once(node: Node) -> None:
 
 def test_those_who_waited_for_a_failure_fail_with_it(node: Node) -> None:
     text = conda(node.file("held broken package"))
-    jobs = [node.start(text) for _ in range(6)]
+    jobs = [node.bash(text) for _ in range(6)]
     assert waiting(jobs) == 5
     (node.bin / "go").touch()
     results = [ended(job) for job in jobs]
@@ -175,17 +142,17 @@ def test_those_who_waited_for_a_failure_fail_with_it(node: Node) -> None:
     assert len(node.made()) == 1
     # The next job tries again.
     node.file("quick")
-    code, output, _ = node.run(text)
+    code, output, _ = node.ran(text)
     assert code == 0
     assert output.startswith("quick from")
 
 
 def test_a_slow_one_is_waited_for(node: Node) -> None:
     text = conda(node.file("held x"), times=QUICK.replace("=2", "=4"))
-    first = node.start(text)
+    first = node.bash(text)
     alive = node.environments / "1.lock/alive"
     wait_until(alive.exists)
-    second = node.start(text)
+    second = node.bash(text)
     assert waiting([second]) == 1
     # Many more heartbeats come than there is time for without one.
     wait_until(lambda: int(alive.read_text() or 0) > 60)
@@ -196,34 +163,24 @@ def test_a_slow_one_is_waited_for(node: Node) -> None:
 
 def test_one_that_wakes_up_late_spoils_nothing(node: Node) -> None:
     text = conda(node.file("slow x"), times=QUICK)
-    sleeper = node.start(text)
+    sleeper = node.bash(text)
     wait_until((node.environments / "1/half").exists)
     os.killpg(sleeper.pid, signal.SIGSTOP)
-    other = ended(node.start(text))
+    other = ended(node.bash(text))
     assert other[:2] == (0, f"slow x from {node.environments}/2\n")
     os.killpg(sleeper.pid, signal.SIGCONT)
     assert ended(sleeper)[:2] == other[:2]
     assert not (node.environments / "1").exists()
 
 
-def test_what_was_purged_is_made_again(node: Node) -> None:
-    text = conda(node.file("x"))
-    node.run(text)
-    for path in sorted((node.environments / "1").rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    (node.environments / "1").rmdir()
-    assert node.run(text)[1] == f"x from {node.environments}/2\n"
-
-
 def test_pins_come_first_and_a_script_follows(node: Node) -> None:
-    files = node.workspace / ".mantik/files"
-    (files / "pin.txt").write_text("pinned")
+    files = node.write(".mantik/files/pin.txt", "pinned").parent
     (files / "bad.txt").write_text("broken")
     (files / "post.sh").write_text('echo "$0 $CONDA_PREFIX $PWD" > "$CONDA_PREFIX/posted"')
     plain = node.file("plain")
     pins = {"linux-64": ".mantik/files/pin.txt", "linux-aarch64": ".mantik/files/pin.txt"}
     one = CondaFile(plain.label, "p1", plain.file, pins, ".mantik/files/post.sh", "bash -e")
-    code, output, errors = node.run(conda(one))
+    code, output, errors = node.ran(conda(one))
     assert (code, output.split()[0]) == (0, "pinned"), errors
     prefix = node.workspace / f".mantik/conda/p1-{MACHINE}/1"
     assert (prefix / "posted").read_text() == f"{files}/post.sh {prefix} {node.workspace}\n"
@@ -231,12 +188,12 @@ def test_pins_come_first_and_a_script_follows(node: Node) -> None:
     assert calls[0].startswith("conda create --no-default-packages --quiet --file ")
 
     two = CondaFile(plain.label, "p2", plain.file, dict.fromkeys(pins, ".mantik/files/bad.txt"))
-    code, output, errors = node.run(conda(two))
+    code, output, errors = node.ran(conda(two))
     assert (code, output.split()[0]) == (0, "plain"), errors
 
     (files / "post.sh").write_text("echo why; exit 4")
     three = CondaFile(plain.label, "p3", plain.file, {}, ".mantik/files/post.sh")
-    code, output, errors = node.run(conda(three))
+    code, output, errors = node.ran(conda(three))
     assert (code, output) == (1, "")
     assert "why" in errors
 
@@ -259,10 +216,10 @@ def test_pins_come_first_and_a_script_follows(node: Node) -> None:
 def test_each_tool_is_called_in_its_own_words(node: Node, tool: str, words: list[str]) -> None:
     (node.bin / "conda").unlink()
     condas.install(node.bin, tool)
-    (node.workspace / ".mantik/files/bad.txt").write_text("broken")
+    node.write(".mantik/files/bad.txt", "broken")
     pins = dict.fromkeys(("linux-64", "linux-aarch64", "linux-ppc64le"), ".mantik/files/bad.txt")
     plain = node.file("x")
-    code, output, errors = node.run(conda(CondaFile("e", "e1", plain.file, pins)))
+    code, output, errors = node.ran(conda(CondaFile("e", "e1", plain.file, pins)))
     assert (code, output) == (0, f"x from {node.environments}/1\n"), errors
     calls = [line for line in (node.bin / "calls").read_text().splitlines() if tool in line]
     called = [line for line in calls if line.startswith(f"{tool} ")]
@@ -276,43 +233,43 @@ def test_environments_that_are_at_the_site(node: Node) -> None:
         prefix = node.bin / f"{tool}-envs/of {tool}"
         (prefix / "conda-meta").mkdir(parents=True)
     command = 'echo "$CONDA_PREFIX ${R_LIBS-unset} $1 ${_m_conda-unset} $(type -t _m_say)"'
-    assert node.run(conda("of conda", command), R_LIBS="x")[1] == (
+    assert node.ran(conda("of conda", command), R_LIBS="x")[1] == (
         f"{node.bin}/conda-envs/of conda unset  unset \n"
     )
     # Each tool knows its own environments.
-    assert "of micromamba" not in node.run(conda("of micromamba", command))[1]
+    assert "of micromamba" not in node.ran(conda("of micromamba", command))[1]
     condas.install(node.bin, "micromamba")
     for name in ("of conda", "of micromamba"):
-        assert node.run(conda(name, command))[1].endswith(f"{name} unset  unset \n")
-    code, output, errors = node.run(conda("it's", command))
+        assert node.ran(conda(name, command))[1].endswith(f"{name} unset  unset \n")
+    code, output, errors = node.ran(conda("it's", command))
     assert (code, output) == (1, "")
     assert "rule train's: there is no conda environment it's on this node" in errors
 
 
 def test_a_path_needs_no_tool(node: Node) -> None:
     (node.bin / "conda").unlink()
-    prefix = node.home / NASTY
+    prefix = node.start_folder / NASTY
     (prefix / "conda-meta").mkdir(parents=True)
     scripts = prefix / "etc/conda/activate.d"
     scripts.mkdir(parents=True)
     (scripts / "a.sh").write_text("export ACTIVATED=yes")
-    code, output, errors = node.run(conda(str(prefix), 'echo "$ACTIVATED $CONDA_PREFIX"'))
+    code, output, errors = node.ran(conda(str(prefix), 'echo "$ACTIVATED $CONDA_PREFIX"'))
     assert (code, output) == (0, f"yes {prefix}\n"), errors
 
 
 def test_without_a_tool_nothing_runs(node: Node) -> None:
     (node.bin / "conda").unlink()
-    code, output, errors = node.run(conda(node.file("x"), "echo ran"))
+    code, output, errors = node.ran(conda(node.file("x"), "echo ran"))
     assert (code, output) == (1, "")
     assert "rule train's: no micromamba, mamba or conda found on this node" in errors
     assert "envs/it's.yaml" in errors
     assert "MANTIK_CONDA" in errors
-    code, _, errors = node.run(conda(node.file("x")), MANTIK_CONDA="/not/there")
+    code, _, errors = node.ran(conda(node.file("x")), MANTIK_CONDA="/not/there")
     assert code == 1
     assert "MANTIK_CONDA names /not/there" in errors
-    condas.install(node.home, "micromamba")
-    own = str(node.home / "micromamba")
-    code, output, errors = node.run(conda(node.file("x")), MANTIK_CONDA=own)
+    condas.install(node.start_folder, "micromamba")
+    own = str(node.start_folder / "micromamba")
+    code, output, errors = node.ran(conda(node.file("x")), MANTIK_CONDA=own)
     assert (code, output) == (0, f"x from {node.environments}/1\n"), errors
 
 
@@ -327,20 +284,21 @@ module() {
 
 
 def test_modules(node: Node) -> None:
-    init = node.home / "module.sh"
+    init = node.start_folder / "module.sh"
     init.write_text(MODULE)
     command = "set -u; module load late; echo $LOADED"
     text = wrap_modules(["A/1", "B C"], command, rule="x")
-    assert node.run(text, BASH_ENV=str(init), LOADED="before,")[1] == "A/1,B,C,late,\n"
-    code, output, errors = node.run(
+    assert node.ran(text, BASH_ENV=str(init), LOADED="before,")[1] == "A/1,B,C,late,\n"
+    code, output, errors = node.ran(
         wrap_modules(["A", "bad"], command, rule="x"), BASH_ENV=str(init)
     )
     assert (code, output) == (1, "")
     assert "rule x: not all modules could be loaded: A bad" in errors
     # Where a login shell would define it.
-    (node.home / "init").mkdir()
-    (node.home / "init/bash").write_text(MODULE)
-    assert node.run(text, MODULESHOME=str(node.home))[1] == "A/1,B,C,late,\n"
+    (node.start_folder / "init").mkdir()
+    (node.start_folder / "init/bash").write_text(MODULE)
+    for place in ("MODULESHOME", "LMOD_PKG"):
+        assert node.ran(text, **{place: str(node.start_folder)})[1] == "A/1,B,C,late,\n"
 
 
 ENGINE = """#!/bin/bash
@@ -354,11 +312,10 @@ esac
 
 
 def test_an_image_is_fetched_once(node: Node) -> None:
-    (node.bin / "apptainer").write_text(ENGINE)
-    (node.bin / "apptainer").chmod(0o755)
+    node.program("apptainer", ENGINE)
     image = Image("docker://a/b:1", "i1", ("--nv", "-B", "$DATA:/d"), "--env 'A=b c'")
     text = PATIENT + wrap_container(image, "bash -c 'echo in; pwd'", rule="x")
-    results = [ended(job) for job in [node.start(text, DATA="/p d") for _ in range(5)]]
+    results = [ended(job) for job in [node.bash(text, DATA="/p d") for _ in range(5)]]
     assert {result[:2] for result in results} == {(0, f"in\n{node.workspace}\n")}, results
     sif = f"{node.workspace}/.mantik/images/i1-{MACHINE}/1.sif"
     assert Path(sif).read_text() == "docker://a/b:1\n"
@@ -369,7 +326,7 @@ def test_an_image_is_fetched_once(node: Node) -> None:
         f"exec\n--home\n{node.workspace}\n--bind\n{bound}\n--pwd\n{node.workspace}\n--nv\n-B\n"
         f"/p d:/d\n--env\nA=b c\n{sif}\nbash\n-c\necho in; pwd\n"
     ) in calls
-    code, output, errors = node.run(
+    code, output, errors = node.ran(
         PATIENT + wrap_container(Image("docker://bad", "i2"), "bash -c 'echo in'", rule="x")
     )
     assert (code, output) == (1, "")
@@ -379,19 +336,17 @@ def test_an_image_is_fetched_once(node: Node) -> None:
 
 def test_an_image_that_is_a_file(node: Node) -> None:
     image = wrap_container(Image("img/it's.sif"), "bash -c 'echo in'", rule="x")
-    assert "neither apptainer nor singularity" in node.run(image)[2]
-    (node.bin / "singularity").write_text(ENGINE)
-    (node.bin / "singularity").chmod(0o755)
-    assert f"there is no image {node.workspace}/img/it's.sif" in node.run(image)[2]
-    (node.workspace / "img").mkdir()
-    (node.workspace / "img/it's.sif").touch()
-    assert node.run(image)[1] == "in\n"
+    assert "neither apptainer nor singularity" in node.ran(image)[2]
+    node.program("singularity", ENGINE)
+    assert f"there is no image {node.workspace}/img/it's.sif" in node.ran(image)[2]
+    node.write("img/it's.sif")
+    assert node.ran(image)[1] == "in\n"
     for directory in ("/tmp", "/var/tmp", "/not/there", "/usr/lib"):
-        assert node.run(image, TMPDIR=directory)[1] == "in\n"
+        assert node.ran(image, TMPDIR=directory)[1] == "in\n"
     calls = (node.bin / "calls").read_text()
     assert calls.count("--bind\n") == 6
     assert calls.count("--bind\n/usr/lib\n") == 1
     assert (
         "there is no image /not/there"
-        in node.run(wrap_container(Image("/not/there"), "bash -c :", rule="x"))[2]
+        in node.ran(wrap_container(Image("/not/there"), "bash -c :", rule="x"))[2]
     )

@@ -87,17 +87,6 @@ def test_a_bundle_is_unpacked_once(trial: Trial) -> None:
     assert trial.run(trial.spec("cat x", bundles=("b",))).log == "made later"
 
 
-@pytest.mark.parametrize("cut", [0, -1])
-def test_a_cut_bundle_fails_and_is_not_taken_for_done(trial: Trial, cut: int) -> None:
-    whole = packed({"x": os.urandom(50_000), "y": b"y"})
-    trial.upload("b", whole[:cut])
-    ended = trial.run(trial.spec(bundles=("b",)))
-    assert ended.sure.failed_step == "bundles"
-    assert not (trial.workspace / "x").exists()
-    trial.upload("b", whole)
-    assert trial.run(trial.spec("cat y", bundles=("b",))).log == "y"
-
-
 @pytest.mark.parametrize("count", [1, 12])
 def test_a_bundle_in_parts_comes_in_and_goes(trial: Trial, count: int) -> None:
     content = os.urandom(300_000)
@@ -109,23 +98,24 @@ def test_a_bundle_in_parts_comes_in_and_goes(trial: Trial, count: int) -> None:
     assert trial.run(trial.spec("cat y", bundles=("17/b",))).log == "y"
 
 
-@pytest.mark.parametrize(("how", "lost"), [("gone", 5), ("cut", 11), ("all", 0)])
-def test_a_bundle_without_a_part_fails_and_is_not_taken_for_done(
-    trial: Trial, how: str, lost: int
-) -> None:
+@pytest.mark.parametrize("how", ["empty", "short", "gone", "cut", "all"])
+def test_a_damaged_bundle_fails_and_is_not_taken_for_done(trial: Trial, how: str) -> None:
     whole = packed({"x": os.urandom(50_000), "y": b"y"})
-    parts = trial.upload_parts("b", whole, 12)
+    one = how in ("empty", "short")
+    parts = [] if one else trial.upload_parts("b", whole, 12)
     match how:
+        case "empty" | "short":
+            trial.upload("b", whole[: 0 if how == "empty" else -1])
         case "gone":
-            parts[lost].unlink()
+            parts[5].unlink()
         case "cut":
-            parts[lost].write_bytes(parts[lost].read_bytes()[:-1])
+            parts[11].write_bytes(parts[11].read_bytes()[:-1])
         case _:
             shutil.rmtree(parts[0].parent)
     ended = trial.run(trial.spec(bundles=("b",)))
     assert ended.sure.failed_step == "bundles"
     assert not (trial.workspace / "x").exists()
-    trial.upload_parts("b", whole, 12)
+    trial.upload("b", whole) if one else trial.upload_parts("b", whole, 12)
     assert trial.run(trial.spec("cat y", bundles=("b",))).log == "y"
 
 
@@ -180,28 +170,21 @@ def test_a_bundle_without_an_imported_file_is_not_taken_for_done(trial: Trial) -
     assert trial.run(trial.spec("cat x y", bundles=("b",))).log == "onetwo"
 
 
-def test_a_bundle_does_not_follow_a_link_that_it_replaces(trial: Trial) -> None:
-    target = trial.write("elsewhere", "safe")
-    (trial.workspace / "x").symlink_to(target)
-    trial.upload("b", packed({"x": b"new"}))
-    assert trial.run(trial.spec(bundles=("b",))).returned == 0
-    assert target.read_text() == "safe"
-    assert not (trial.workspace / "x").is_symlink()
-
-
 @pytest.mark.parametrize("inline", [False, True])
 def test_a_bundle_goes_through_no_link(trial: Trial, inline: bool) -> None:
     """A job made `out/latest -> step-9`; here, that is another directory now."""
     safe = trial.write("out/step-9/deep/x", "safe")
     for name, target in (("latest", "step-9"), ("it's\nnew", "nowhere"), ("kept", "step-9")):
         (trial.workspace / "out" / name).symlink_to(target)
-    bundle = packed({"out/latest/deep/x": b"new", "out/it's\nnew/x": b"1", "out/step-9/y": b"2"})
+    (trial.workspace / "x").symlink_to(safe)
+    new = {"out/latest/deep/x": b"new", "out/it's\nnew/x": b"1", "out/step-9/y": b"2", "x": b"3"}
+    bundle = packed(new)
     trial.upload("b", bundle)
     spec = trial.spec("cat out/latest/*/x out/kept/deep/x", bundles=() if inline else ("b",))
     ended = trial.run(replace(spec, inline=bundle if inline else b""))
     assert ended.log == "newsafe"
     assert safe.read_text() == "safe"
-    assert not (trial.workspace / "out/latest").is_symlink()
+    assert not any((trial.workspace / path).is_symlink() for path in ("out/latest", "x"))
     assert (trial.workspace / "out/it's\nnew/x").read_text() == "1"
 
 
@@ -367,27 +350,18 @@ def test_an_unreadable_output_is_told_without_a_checksum(trial: Trial) -> None:
     assert [(entry.path, entry.sha256) for entry in ended.sure.files] == [("out", "")]
 
 
-def test_a_marker_that_has_no_room_holds_less(trial: Trial) -> None:
+@pytest.mark.parametrize(
+    ("limit", "place"), [("ulimit -f 4", "alone"), ('[ "$1" = -cf ] || ulimit -f 4', "archive")]
+)
+def test_a_marker_that_has_no_room_holds_less(trial: Trial, limit: str, place: str) -> None:
     """A limit on the size of files stands for a quota."""
-    outputs = (OutputFile("out"),)
-    limits = replace(QUICK, marker_bytes=1 << 20)
-    spec = trial.spec("head -c 20000 /dev/urandom > out", outputs=outputs, limits=limits)
-    trial.program("tar", '#!/bin/bash\nulimit -f 4\nexec /bin/tar "$@"\n')
-    ended = trial.run(spec)
-    assert ended.returned == 0
-    assert [(entry.path, entry.place) for entry in ended.sure.files] == [("out", "alone")]
-    assert ended.sure.archive_size == 0
-    assert not (trial.workspace / spec.paths.archive).exists()
-    assert not ended.sure.bare
-
-
-def test_without_room_beside_the_archive_the_marker_is_lean(trial: Trial) -> None:
     spec = trial.spec("head -c 20000 /dev/urandom > out", outputs=(OutputFile("out"),))
-    small = '[ "$1" = -cf ] || ulimit -f 4'
-    trial.program("tar", f'#!/bin/bash\n{small}\nexec /bin/tar "$@"\n')
+    trial.program("tar", f'#!/bin/bash\n{limit}\nexec /bin/tar "$@"\n')
     ended = trial.run(spec)
-    assert [(entry.path, entry.place) for entry in ended.sure.files] == [("out", "archive")]
-    assert set(archived(trial, spec.paths.archive)) == {"out"}
+    assert (ended.returned, ended.sure.bare) == (0, False)
+    assert [(entry.path, entry.place) for entry in ended.sure.files] == [("out", place)]
+    held = set(archived(trial, spec.paths.archive)) if ended.sure.archive_size else set()
+    assert held == ({"out"} if place == "archive" else set())
 
 
 @pytest.mark.parametrize("code", [0, 7])

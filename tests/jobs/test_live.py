@@ -11,10 +11,9 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from snakemake_executor_plugin_mantik.jobs import live_packs
-from snakemake_executor_plugin_mantik.jobs.live_packs import Pack, read_packs
+from snakemake_executor_plugin_mantik.jobs import packs
+from snakemake_executor_plugin_mantik.jobs.packs import Pack, TarDamaged, read_packs
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, LiveDirectory, OutputFile
-from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged
 from snakemake_executor_plugin_mantik.tracking.store import GROWING
 from tests.support.trial import NASTY, QUICK, Trial, packed, session, wait_until
 
@@ -62,7 +61,7 @@ class Reader:
         """What is new."""
         told = self.told
         while self.read < told:
-            if self.read - self.piece >= live_packs.PIECE_BYTES:
+            if self.read - self.piece >= packs.PIECE_BYTES:
                 self.piece = self.read
             self.requests.append(self.piece)
             content = (self.trial.workspace / self.spec.paths.piece(self.piece)).read_bytes()
@@ -205,12 +204,10 @@ def test_a_listing_that_fails_loses_nothing(trial: Trial, fails: str) -> None:
 
 def test_pieces_follow_each_other_and_come_to_an_end(trial: Trial) -> None:
     spec = spec_of(trial, "wait_for go", live_file_bytes=60_000, live_bytes=250_000)
-    process = trial.start(spec)
-    reader = Reader(trial, spec)
+    process, reader = begun(trial, spec)
     found: dict[str, bytes] = {}
     expected: dict[str, bytes] = {}
     at = trial.workspace / spec.paths.work / "live"
-    wait_until((at / "seen").exists)
 
     while not (at / "full").exists():
         name, told = f"7/run/{len(expected)}", reader.told
@@ -251,7 +248,7 @@ def test_more_than_a_pack_holds_comes_with_the_next_looks(trial: Trial) -> None:
 
     wait_until(all_come)
 
-    assert max(len(names & expected) for names in found) * size <= live_packs.PACK_BYTES + size
+    assert max(len(names & expected) for names in found) * size <= packs.PACK_BYTES + size
     assert sum(len(names & expected) for names in found) == len(expected)
     trial.write("go")
     assert trial.end(spec, process).sure.exit_code == 0
@@ -296,10 +293,8 @@ def test_a_directory_that_the_job_removes_and_makes_again_is_told_of(trial: Tria
         " wait_for go"
     )
     spec = spec_of(trial, command)
-    process = trial.start(spec)
-    reader = Reader(trial, spec)
+    process, reader = begun(trial, spec)
     claim = trial.workspace / spec.paths.claim
-    wait_until((trial.workspace / spec.paths.work / "live" / "seen").exists)
     found: dict[str, bytes] = {}
 
     trial.write("one")
@@ -335,11 +330,10 @@ def test_a_look_that_hangs_or_fails_holds_up_nothing(trial: Trial, program: str)
     before = claim.read_text().count(".") if claim.exists() else 0
     wait_until(lambda: claim.exists() and claim.read_text().count(".") > before + 3)
 
-    trial.write("go")
-    ended = trial.end(spec, process)
-
-    assert ended.sure.exit_code == 0
+    # Before it is over: a look that works again reports what is new.
     assert Reader(trial, spec).told == 0
+    trial.write("go")
+    assert trial.end(spec, process).sure.exit_code == 0
     for left in session(process.pid):
         with suppress(ProcessLookupError):  # the heart has just seen that all is over
             os.kill(left, signal.SIGKILL)
@@ -382,7 +376,7 @@ def test_what_no_job_script_makes_is_not_taken(content: bytes) -> None:
 
 def test_a_pack_that_unpacks_to_more_than_it_may_is_none() -> None:
     with pytest.raises(TarDamaged, match="it unpacks to"):
-        list(read_packs(packed({"./zeros": bytes(live_packs.LONGEST_PACK)})))
+        list(read_packs(packed({"./zeros": bytes(packs.LONGEST_PACK)})))
 
 
 def test_a_pack_that_is_cut_is_left_to_the_next_time() -> None:
@@ -395,3 +389,29 @@ def test_a_pack_that_is_cut_is_left_to_the_next_time() -> None:
         PurePosixPath("a"), PurePosixPath("b/c"),
     ]  # fmt: skip
     assert [pack.files[0].start for pack in read_packs(one + two)] == [None, 17]
+
+
+def test_commands_beside_a_job(trial: Trial) -> None:
+    """One runs once; what it has left running ends with the job, another user's never begins."""
+    spec = trial.spec(WAIT + "wait_for go", limits=QUICK)
+    folder = trial.workspace / spec.paths.asked
+    folder.mkdir(parents=True)
+    other = folder / "other.sh"
+    other.write_text("touch other\n")
+    if os.getuid() == 0:
+        os.chown(other, 65534, -1)
+    else:
+        other.unlink()
+    process = trial.start(spec)
+    for name, line in {"one": "pwd; exit 3", "two": "touch begun; sleep 600"}.items():
+        (folder / f"{name}.new").write_text(f"exec timeout 900 bash -c {shlex.quote(line)}\n")
+        (folder / f"{name}.new").rename(folder / f"{name}.sh")
+    wait_until((folder / "one.code").exists)
+    wait_until((trial.workspace / "begun").exists)
+    trial.write("go")
+    assert trial.end(spec, process).sure.exit_code == 0
+    assert (folder / "one.out").read_text() == f"{trial.workspace}\n"
+    assert (folder / "one.code").read_text() == "3\n"
+    assert not (folder / "two.code").exists()
+    assert not (trial.workspace / "other").exists()
+    wait_until(lambda: not session(process.pid))

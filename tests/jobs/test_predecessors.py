@@ -57,14 +57,6 @@ def test_it_does_not_run_if_one_of_them_has_failed(trial: Trial) -> None:
     assert refused(trial.run(trial.spec("touch ran", after=after(bad, good))))
 
 
-def test_a_chain_ends_where_it_breaks(trial: Trial) -> None:
-    first = trial.spec("exit 3", outputs=(OutputFile("one"),))
-    second = trial.spec("touch two", outputs=(OutputFile("two"),), after=after(first))
-    trial.run(first)
-    assert refused(trial.run(second))
-    assert refused(trial.run(trial.spec("touch ran", after=after(second))))
-
-
 def test_one_that_lacks_an_output_is_no_predecessor(trial: Trial) -> None:
     first = trial.spec("touch one", outputs=(OutputFile("one"), OutputFile("two")))
     assert trial.run(first).sure.missing_outputs == ("two",)
@@ -100,14 +92,6 @@ def test_a_content_that_is_replaced_meanwhile_is_noticed(trial: Trial) -> None:
     second = trial.spec("echo 2 > new && mv new one", after=after(first))
     ended = trial.run(second)
     assert (ended.sure.failed_step, ended.sure.missing_inputs) == ("inputs", ("one",))
-
-
-def test_secrets_do_not_outlast_it(trial: Trial) -> None:
-    first = trial.spec("true", outputs=(OutputFile("one"),))
-    second = trial.spec("true", secrets=("TOKEN",), after=after(first))
-    secrets = trial.write(second.paths.secrets, "export TOKEN=x\n")
-    assert refused(trial.run(second))
-    assert not secrets.exists()
 
 
 def test_many_files_are_found(trial: Trial) -> None:

@@ -101,12 +101,16 @@ def test_a_rule_wins(rule: dict[str, object], threads: int, changes: dict[str, A
         ({"slurm_account": 1.5}, ["slurm_account"]),
         ({"qos": True}, ["qos"]),
         ({"gres": "gpu:1"}, ["gres", "gpu=<number over all nodes>", "gpu_model"]),
-        ({"slurm_extra": "--mail-type=END"}, ["slurm_extra", "Remove --mail-type"]),
         (
             {"slurm_extra": "--gres=gpu:a100:2 -C ib  --exclusive -x n1"},
-            ["Use `gpu`, `constraint` instead; remove --exclusive, -x"],
+            ["slurm_extra", "Use `gpu`, `constraint`, `exclude` instead"],
         ),
-        ({"slurm_extra": "more"}, ["smk-mantik docs resources"]),
+        ({"slurm_extra": "--dependency=singleton"}, ["sets itself", "Remove --dependency"]),
+        ({"slurm_extra": "--arr=1-3"}, ["sets itself", "Remove --array"]),
+        ({"slurm_extra": "more"}, ["slurm_extra", "'more' as --name or --name=value"]),
+        ({"slurm_extra": "--mail-user me"}, ["'me' as --name"]),
+        ({"slurm_extra": "'--comment=a b'"}, ["without blanks"]),
+        ({"slurm_extra": "'--comment"}, ["slurm_extra", "cannot be split"]),
         ({"gpu_model": "a100:2"}, ["gpu_model", "one kind"]),
         ({"gpu_model": "a100,h100"}, ["gpu_model", "one kind"]),
     ],
@@ -126,40 +130,50 @@ def test_a_kind_of_gpus() -> None:
         pbs_directives(replace(asked, qos=None), "train")
 
 
-def test_nothing_is_asked_that_was_not() -> None:
-    assert slurm_directives(Resources(), "\n") == (
-        "--job-name=mantik",
-        "--ntasks-per-node=1",
-        "--no-requeue",
-    )
-    assert "--account=x" in slurm_directives(Resources(account="x"), "j")
+def test_what_only_slurm_has() -> None:
+    rule = {"exclude": "n[1-3]", "nodelist": "n7", "slurm_extra": "--mail-type=END  --exclusive"}
+    asked = merge_resources(Resources(), rule, 1)
+    options = slurm_directives(asked, "train")
+    assert {"--exclude=n[1-3]", "--nodelist=n7", "--mail-type=END", "--exclusive"} <= {*options}
+    assert merge_resources(asked, {"exclude": "", "slurm_extra": ""}, 1).extra is None
+    with pytest.raises(UserError, match=r"PBS cannot express the resource nodelist=n7"):
+        pbs_directives(asked, "train")
+    with pytest.raises(UserError, match=r"PBS takes one queue, not a,b"):
+        pbs_directives(Resources(queue="a,b"), "train")
 
 
-def test_tasks_on_each_node() -> None:
-    options = slurm_directives(merge_resources(Resources(nodes=2), {"tasks_per_node": 8}, 1), "x")
-    assert options[1:-1] == (
-        "--nodes=2", "--ntasks=16", "--ntasks-per-node=8", "--cpus-per-task=1",
-    )  # fmt: skip
-    assert merge_resources(Resources(), {"tasks_per_node": 8}, 1).tasks == 8, (
-        "a node, as for the scheduler"
-    )
+ONE = "--ntasks-per-node=1"
 
 
-def test_tasks_and_memory_for_each_cpu() -> None:
-    resources = Resources(nodes=2, tasks=16, cpus_per_task=2, memory_mib_per_cpu=512)
-    options = slurm_directives(resources, "mpi")
-    assert options[1:-1] == ("--nodes=2", "--ntasks=16", "--cpus-per-task=2", "--mem-per-cpu=512M")
+@pytest.mark.parametrize(
+    ("resources", "options"),
+    [
+        (Resources(), [ONE]),
+        (Resources(account="x"), ["--account=x", ONE]),
+        (
+            merge_resources(Resources(nodes=2), {"tasks_per_node": 8}, 1),
+            ["--nodes=2", "--ntasks=16", "--ntasks-per-node=8", "--cpus-per-task=1"],
+        ),
+        (
+            Resources(nodes=2, tasks=16, cpus_per_task=2, memory_mib_per_cpu=512),
+            ["--nodes=2", "--ntasks=16", "--cpus-per-task=2", "--mem-per-cpu=512M"],
+        ),
+        (Resources(total_cpus=96, nodes=2), ["--nodes=2", ONE, "--cpus-per-task=48"]),
+        (Resources(total_cpus=96), ["--nodes=1", ONE, "--cpus-per-task=96"]),
+        (Resources(runtime_s=59), ["--time=0-00:00:59", ONE]),
+        (Resources(runtime_s=90061), ["--time=1-01:01:01", ONE]),
+        (Resources(runtime_s=864000), ["--time=10-00:00:00", ONE]),
+    ],
+)
+def test_what_sbatch_is_asked_for(resources: Resources, options: list[str]) -> None:
+    asked = slurm_directives(resources, "\n")
+    assert asked == ("--job-name=mantik", *options, "--no-requeue")
 
 
 def test_cpus_over_all_nodes() -> None:
-    assert slurm_directives(Resources(total_cpus=96, nodes=2), "j")[1:4] == (
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        "--cpus-per-task=48",
-    )
-    assert "--nodes=1" in slurm_directives(Resources(total_cpus=96), "j")
     with pytest.raises(UserError, match="divided"):
         slurm_directives(Resources(total_cpus=97, nodes=2), "j")
+    assert merge_resources(Resources(), {"tasks_per_node": 8}, 1).tasks == 8, "a node"
     assert total_cpus(BASE) == 96
     assert total_cpus(Resources(nodes=2, cpus_per_task=3)) == 6
     assert total_cpus(Resources(nodes=2, tasks=8, cpus_per_task=3)) == 24
@@ -183,13 +197,6 @@ def test_a_text_stays_one_word_of_one_line(text: str, seconds: int) -> None:
 def test_a_value_that_would_say_more_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="constraint"):
         slurm_directives(Resources(constraint=text), "j")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "clock"), [(59, "0-00:00:59"), (90061, "1-01:01:01"), (864000, "10-00:00:00")]
-)
-def test_times(seconds: int, clock: str) -> None:
-    assert f"--time={clock}" in slurm_directives(Resources(runtime_s=seconds), "j")
 
 
 @pytest.mark.parametrize(

@@ -80,17 +80,17 @@ def test_a_command_asks_to_go_on(trial: Trial, ask: str) -> None:
     assert begun + 3590 < int(seen["MANTIK_DEADLINE"]) < time.time() + 3601
 
 
-@pytest.mark.parametrize("ask", ["exit 85", 'touch "$MANTIK_CONTINUE_FILE"'])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        "exit 85",
+        'touch "$MANTIK_CONTINUE_FILE"',
+        f"mkdir out; touch {started_file('out')}; exit 85",  # which an entry point makes first
+    ],
+)
 def test_it_does_not_go_on_without_a_changed_checkpoint(trial: Trial, ask: str) -> None:
     trial.write("ckpt/old", "1")
-    ended = trial.run(segment(trial, ask))
-    assert (ended.sure.exit_code, ended.sure.go_on, ended.sure.changed) == (1, "asked", False)
-
-
-def test_what_the_run_of_an_entry_point_makes_first_is_no_progress(trial: Trial) -> None:
-    started = started_file("out")
-    spec = segment(trial, f"mkdir out; touch {started}; exit 85", checkpoint=("ckpt/", started))
-    ended = trial.run(spec)
+    ended = trial.run(segment(trial, ask, checkpoint=("ckpt/", started_file("out"))))
     assert (ended.sure.exit_code, ended.sure.go_on, ended.sure.changed) == (1, "asked", False)
 
 

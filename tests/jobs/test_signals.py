@@ -4,29 +4,27 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs.spec import Environment, OutputFile
-from tests.support.trial import QUICK, Ended, Trial, wait_until
+from tests.support.trial import QUICK, Ended, Trial, session, wait_until
 
 AFTER = Environment(after_on_compute=("echo cleaned > after",))
 GRACE_S = 2
 """For who does not use it."""
 
 
-def session_of(process: "subprocess.Popen[str]") -> list[str]:
-    """The command lines of what still runs in the session that the script was started in."""
+def session_of(process: "subprocess.Popen[str]") -> list[int]:
+    """What still runs in the session that the script was started in."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == process.pid and fields[0] != "Z":
-                found.append((stat.parent / "cmdline").read_text())
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+    for member in session(process.pid):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
+            found += [] if fields[0] == "Z" else [member]
     return found
 
 
@@ -34,8 +32,7 @@ def ended_by(trial: Trial, command: str, number: int, environment: Environment) 
     """Ask a job to end that would wait for its command longer than the test does."""
     limits = replace(QUICK, grace_s=10_000)
     spec = trial.spec(command, environment=environment, limits=limits)
-    process = trial.start(spec)
-    wait_until((trial.workspace / "running").exists)
+    process = trial.running(spec)
     os.kill(process.pid, number)
     ended = trial.end(spec, process)
     wait_until(lambda: session_of(process) == [])
@@ -66,8 +63,7 @@ def test_a_signal_reaches_the_command_and_the_marker(
 def test_a_stubborn_command_is_killed_after_the_grace(trial: Trial) -> None:
     command = 'trap "" TERM; : > running; while :; do sleep 0.05; done'
     spec = replace(trial.spec(command), limits=replace(QUICK, grace_s=GRACE_S))
-    process = trial.start(spec)
-    wait_until((trial.workspace / "running").exists)
+    process = trial.running(spec)
     asked = time.monotonic()
     os.kill(process.pid, signal.SIGTERM)
     ended = trial.end(spec, process)
@@ -79,16 +75,11 @@ def test_a_stubborn_command_is_killed_after_the_grace(trial: Trial) -> None:
 
 def test_a_signal_to_every_process_as_slurm_sends_it(trial: Trial) -> None:
     spec = trial.spec("touch running; sleep 600", environment=AFTER)
-    process = trial.start(spec)
-    wait_until((trial.workspace / "running").exists)
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == process.pid:
-                os.kill(int(path.parent.name), signal.SIGCONT)
-                os.kill(int(path.parent.name), signal.SIGTERM)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+    process = trial.running(spec)
+    for member in session(process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(member, signal.SIGCONT)
+            os.kill(member, signal.SIGTERM)
     ended = trial.end(spec, process)
     assert ended.sure.exit_code == 143
     assert ended.sure.signal == "TERM"
@@ -170,8 +161,7 @@ def test_a_warning_is_passed_on_and_ends_nothing(trial: Trial) -> None:
         'trap "touch warned" USR1; : > running; until [ -e warned ]; do sleep 0.05; done; exit 0'
     )
     spec = trial.spec(command)
-    process = trial.start(spec)
-    wait_until((trial.workspace / "running").exists)
+    process = trial.running(spec)
 
     def warned() -> bool:
         """A first one may come before the script has noted whom it started."""

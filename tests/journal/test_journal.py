@@ -1,15 +1,20 @@
 """The journal: what is written is there, whoever dies, and nothing goes back."""
 
 import itertools
+import json
 import os
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError, JournalLocked
 from snakemake_executor_plugin_mantik.connections.connect import workspace_name
@@ -22,6 +27,8 @@ from snakemake_executor_plugin_mantik.journal import (
     TryRecord,
     TryState,
     UndeclaredFile,
+    decode_identity,
+    encode_identity,
     read_history,
     read_undeclared,
 )
@@ -115,14 +122,16 @@ def test_another_workspace_is_begun_with_nothing(journal: Journal) -> None:
     journal.set_site("hpc1", "url", "/ws", "p")
     record = new_try(journal)
     journal.files.set_remote_files("p", [FileRecord("a", 1, "x")])
-    journal.files.add_bundle("p", "b", [FileRecord("c", 1, "x")])
+    journal.files.begin_bundle("p", "b", "", [FileRecord("c", 1, "x")])
     assert journal.set_site("hpc1", "url", "/ws", "p") == []
     assert journal.files.remote_file("p", "a") is not None
 
     assert [r.id for r in journal.set_site("hpc1", "url", "/elsewhere", "q")] == [record.id]
 
+    journal.doubt("p")
+    assert journal.files.bundles("p") == {}
     assert journal.files.remote_files("q") == []
-    assert journal.files.pending_bundles("q") == {}
+    assert journal.files.bundles("q") == {}
     assert journal.all_open_tries() == []
 
 
@@ -160,7 +169,7 @@ def test_a_moved_directory_is_the_same_workflow_and_a_copy_has_workspaces_of_its
     shutil.copytree(tmp_path / "moved", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "moved")
     other, same, said = opened("elsewhere")
-    assert other != instance, "it asks whether the first one is alive"
+    assert other != instance, "the user is asked whether the first one has ended"
     assert (same, said) == (workspace, "")
 
 
@@ -411,12 +420,12 @@ def test_stored_outputs_are_in_the_spare(tmp_path: Path) -> None:
         journal.files.set_stored(outputs[:1])
         journal.files.lose(["gone"])
         journal.files.forget_stored(["unknown"])
-        assert journal.files.stored_at("p") == outputs[:2]
+        assert journal.files.all_stored("p") == outputs[:2]
     spoil(tmp_path / "journal.sqlite", "head")
 
     with closing(Journal(tmp_path)) as journal:
         assert "Outputs that stay there: 2." in journal.remark
-        assert journal.files.stored_at("p") == outputs[:2]
+        assert journal.files.all_stored("p") == outputs[:2]
         assert journal.files.has_row("gone")
         assert not journal.files.has_row("unknown")
 
@@ -532,3 +541,58 @@ def test_undeclared_files_are_listed_up_to_a_limit(tmp_path: Path) -> None:
     assert 9_990 <= len(found) <= 10_000
     assert found[-1] == files[9999]
     assert read_undeclared(tmp_path / "nowhere") == []
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+SHAPES = st.recursive(
+    SCALARS, lambda of: st.lists(of) | st.dictionaries(st.text(max_size=5), of), max_leaves=5
+)
+
+
+@cache
+def spares() -> tuple[bytes, bytes]:
+    """The spare of a journal, and the one of its place."""
+    with tempfile.TemporaryDirectory() as place, closing(Journal(Path(place))) as journal:
+        journal.set_site("hpc1", "url", "/ws", "p", "")
+        journal.take_number("p", 7)
+        for name in ("one", "two"):
+            journal.submitting(new_try(journal, name).id, "batch")
+        return (Path(place) / "journal.spare").read_bytes(), journal.spare_of("p")
+
+
+@given(data=st.data(), own=st.booleans())
+@settings(max_examples=60)
+def test_a_damaged_line_of_a_spare_is_left_out_and_told(data: st.DataObject, own: bool) -> None:
+    """Whatever one of its values, or a part of it, has become."""
+    lines = [json.loads(line) for line in spares()[not own].split(b"\n") if line]
+    at = changed = data.draw(st.sampled_from(lines))
+    while True:
+        key = data.draw(st.sampled_from([*at] if isinstance(at, dict) else range(len(at))))
+        if not (isinstance(at[key], dict | list) and at[key]) or data.draw(st.booleans()):
+            break
+        at = at[key]
+    at[key] = data.draw(SHAPES)
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    with tempfile.TemporaryDirectory() as directory:
+        if own:
+            (Path(directory) / "journal.spare").write_bytes(content)
+        with closing(Journal(Path(directory))) as journal:
+            said = journal.remark if own else journal.catch_up("p", content)
+            records = journal.all_open_tries()
+            told = "1 line of the spare cannot be read" in said or (own and not said)
+            assert len(records) == 2 or told or not changed[1]
+            assert not [record for record in records if [*record.makers, *record.log_files]]
+            assert journal.sites().keys() <= {"hpc1"}
+            journal.submitting(new_try(journal).id, "batch")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"after": []}, {"logs": "[1"}, {"created": "now"}, {"members": {"job": 1}}],
+)
+def test_a_damaged_identity_in_a_claim_names_no_try(
+    journal: Journal, odd: Mapping[str, object]
+) -> None:
+    line = encode_identity(new_try(journal), {"job": "name"})
+    assert decode_identity(line)
+    assert decode_identity(json.dumps(json.loads(line) | odd)) is None

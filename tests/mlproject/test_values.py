@@ -274,7 +274,7 @@ def test_parameters_that_are_missing_unknown_or_defaulted(tmp_path: Path) -> Non
         " it in the mapping after the entry point's name to append it to the command",
         "proj: main.alpha: is a parameter of the entry point: pass it as one",
         "proj: main.data: has no value and no default: pass a value",
-        "proj: main.bad: has to be a number, found 'auto'",
+        "proj: main.bad: has to be a number, found 'auto', its default: pass a value",
     ]
 
     given = BoundEntryPoint(project, point, {"data": "d", "bad": "{threads}"}, {})

@@ -22,7 +22,7 @@ KEPT = re.compile(
 )
 """How this machine reaches its package index: the only thing that a newcomer's has in common."""
 
-SAMPLE = "tests/test_plugin.py tests/e2e/test_undeclared.py tests/tracking/test_values.py"
+SAMPLE = "-n 2 tests/e2e/test_undeclared.py tests/tracking/test_values.py"
 """The whole of `make test` runs beside this; here it is seen that it starts on such a machine."""
 
 
@@ -92,6 +92,9 @@ def test_first_minute(newcomer: Newcomer) -> None:
     # Nineteen jobs, eight of them trainings with a run each, as the README says.
     assert len(re.findall(r"succeeded *$", said, re.MULTILINE)) == 19, said
     assert said.count("FINISHED") == 8, said
+    assert re.search(r"/#/experiments/\d+/runs\n", said), said
+    report = (clone / "workflows" / "digits" / "mantik-report.html").read_text()
+    assert re.search(r"<b>[^–<]+</b>core hours", report)
 
     assert "no job was submitted" in newcomer.types("make demo", clone)
     next((results / "models").iterdir()).unlink()

@@ -7,24 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.workflows import FOREIGN, UNTRACKED, tells
 
 SWEEP = Path(__file__).parents[2] / "workflows" / "sweep"
 WAIT_S = 600.0
 """How long one command may take, seconds: a job here begins with an import of scikit-learn."""
-
-
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    """A copy of the example, with a smaller sweep."""
-    pytest.importorskip("sklearn")
-    copy = tmp_path / "sweep"
-    shutil.copytree(SWEEP, copy, ignore=shutil.ignore_patterns(".snakemake", "results"))
-    config = (copy / "config.yaml").read_text()
-    (copy / "config.yaml").write_text(config.replace("[0.1, 1, 10]", "[1]").replace("5, 5]", "5]"))
-    return copy
 
 
 def run(sweep: Path, *words: str) -> str:
@@ -49,7 +36,11 @@ def results(sweep: Path) -> None:
     assert all(name in (sweep / "results/report.md").read_text() for name in kept)
 
 
-def test_at_the_sandbox_with_one_command(sweep: Path) -> None:
+def test_at_the_sandbox_with_one_command_and_changed_here(tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    shutil.copytree(SWEEP, sweep, ignore=shutil.ignore_patterns(".snakemake", "results"))
+    config = (sweep / "config.yaml").read_text()  # a smaller sweep
+    (sweep / "config.yaml").write_text(config.replace("[0.1, 1, 10]", "[1]").replace("5, 5]", "5]"))
     command = ("snakemake", "--profile", "profiles/sandbox")
     box = (sys.executable, "-m", "snakemake_executor_plugin_mantik", "sandbox", "run")
 
@@ -59,14 +50,13 @@ def test_at_the_sandbox_with_one_command(sweep: Path) -> None:
     results(sweep)
     tells(run(sweep, "snakemake", "--cores", "2"), "Nothing to be done")
 
-
-def test_here_and_what_a_change_costs(sweep: Path) -> None:
-    run(sweep, "snakemake", "--executor", "local", "--cores", "2")
-    results(sweep)
-
     file = sweep / "diagnosis/MLproject"
     file.write_text(file.read_text().replace("report.py --out", "report.py  --out"))
     said = run(sweep, "snakemake", "--cores", "2")
-
     tells(said, "rule report:")
     assert not [rule for rule in ("train", "evaluate") if f"rule {rule}:" in said], said
+
+    run(sweep, "rm", "-r", "results/models", "results/tested", "results/report.md")
+    said = run(sweep, "snakemake", "--executor", "local", "--cores", "2")
+    tells(said, "rule train:", "rule evaluate:", "rule report:")
+    results(sweep)

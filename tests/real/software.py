@@ -97,10 +97,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for mark in item.iter_markers("software"):
         if (group := GROUPS.get(mark.args[0])) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
-        elif mark.args[0] == "MLflow server":
-            # Two workers start one each: it takes as long as a test.
-            number = zlib.crc32(item.path.name.encode()) % 2
-            item.add_marker(pytest.mark.xdist_group(f"MLflow server {number}"))
 
 
 @pytest.hookimpl(wrapper=True)

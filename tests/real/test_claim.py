@@ -36,7 +36,7 @@ SNAKEFILE = r"""
 """
 
 
-@pytest.fixture(params=["hpc1", "hpc2"])
+@pytest.fixture(params=["hpc1", pytest.param("hpc2", marks=pytest.mark.nightly)])
 def behind_slow(
     request: pytest.FixtureRequest, real_slurm: Slurm, tmp_path: Path
 ) -> Iterator[Project]:

@@ -223,21 +223,17 @@ class TestChecks:
         at_firecrest.run().ok()
 
 
-class TestCosts:
-    def test_of_a_success_are_two_requests_and_no_file(
-        self, own_firecrest: OwnFirecrest, at_own: Project
-    ) -> None:
-        log = own_firecrest.files / firecrest.LOG
-        at_own.run().ok()
-        found = firecrest.requests(log)
-        assert (found["POST jobs"], found["GET ops/download"], found["GET jobs/ID"]) == (8, 8, 0)
-        assert found["DELETE ops/rm"] <= 4  # what the whole run leaves
-        assert not list(at_own.workspace.glob(".mantik/jobs/*"))
-
-    def test_of_a_failure_are_no_file_either(self, at_own: Project) -> None:
-        at_own.write("Snakefile", "rule bad:\n    output: 'x'\n    shell: 'exit 3'\n")
-        tells(at_own.run().failed(), "exit code 3")
-        assert not list(at_own.workspace.glob(".mantik/jobs/*"))
+def test_a_success_costs_two_requests_and_no_end_leaves_a_file(
+    own_firecrest: OwnFirecrest, at_own: Project
+) -> None:
+    at_own.run().ok()
+    found = firecrest.requests(own_firecrest.files / firecrest.LOG)
+    assert (found["POST jobs"], found["GET ops/download"], found["GET jobs/ID"]) == (8, 8, 0)
+    assert found["DELETE ops/rm"] <= 4  # what the whole run leaves
+    assert not list(at_own.workspace.glob(".mantik/jobs/*"))
+    at_own.write("Snakefile", "rule bad:\n    output: 'x'\n    shell: 'exit 3'\n")
+    tells(at_own.run().failed(), "exit code 3")
+    assert not list(at_own.workspace.glob(".mantik/jobs/*"))
 
 
 class TestTrouble:

@@ -144,39 +144,23 @@ def test_hooks(project: Project, centre: Centre) -> None:
     log = directory / "log"
     hooks = HOOKS.format(log=log, directory=directory)
     project.config.write_text(project.place.config + hooks)
-    project.write("Snakefile", f'rule one:\n    output: "one"\n    shell: "cp {log} {{output}}"\n')
+    told = "cp {log} {output}; echo ${{PYTHONPATH-unset}} >> {output}; id -un >> {output}"
+    shell = told.replace("{log}", str(log))
+    project.write("Snakefile", f'rule one:\n    output: "one"\n    shell: "{shell}"\n')
 
     project.run().ok()
 
-    assert project.read("one") == "a\nb;c\n"
+    # Jobs do not see what is the TSI's.
+    assert project.read("one") == "a\nb;c\nunset\nmantik-user\n"
     assert (directory / "user").read_text() == "mantik-user\n"
     assert (directory / "where").read_text() == f"it's {directory}\n"
     until(lambda: log.read_text() == "a\nb;c\nd\n", "the hook after the job")
 
 
-def test_jobs_do_not_see_what_is_the_tsis(project: Project) -> None:
-    project.write(
-        "Snakefile",
-        """
-        rule one:
-            output: "one"
-            shell: "echo ${{PYTHONPATH-unset}} > {output}; id -un >> {output}"
-        """,
-    )
-
-    project.run().ok()
-
-    assert project.read("one") == "unset\nmantik-user\n"
-
-
 @pytest.mark.parametrize("number", [30, pytest.param(250, marks=pytest.mark.nightly)])
-async def test_no_limit_of_a_server_cuts_a_listing(own_unicore: Unicore, number: int) -> None:
-    """It has a setting for one, which it does not heed: it lists what it is asked for."""
-    server = own_unicore.server
-    server.stop()
-    with (server.directory / "main.config").open("a") as settings:
-        settings.write("\ncoreServices.sms.lsLimit=20\n")
-    server.start()
+async def test_no_limit_of_a_server_cuts_a_listing(tsi_unicorex: UnicoreX, number: int) -> None:
+    """It has a setting for one of 20, which it does not heed: it lists what it is asked for."""
+    server = tsi_unicorex
     names = {f"{n}" for n in range(number)}
     async with in_use(unicore_site(server, f"ws-{uuid.uuid4()}")) as site:
         facts = await site.open()

@@ -40,14 +40,13 @@ COUNTED = """
 """
 
 
+@pytest.mark.nightly  # CI kills the one with a TSI, in `test_outages.py`
 class TestKilled:
     """The server is killed with -9 while jobs run and others wait in its memory."""
 
     JOBS = 3 * OWN_SLOTS
 
-    @pytest.mark.parametrize(
-        "meanwhile", ["run on", pytest.param("end", marks=pytest.mark.nightly)]
-    )
+    @pytest.mark.parametrize("meanwhile", ["run on", "end"])
     def test_no_job_is_lost_or_doubled(
         self, at: Make, unicorex_to_stop: OwnUnicoreX, tmp_path: Path, meanwhile: str
     ) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+STORAGE = ROOT / "packaging/storage-plugin"
 DEMO = "workflows/digits"
 VERSIONS = range(11, 15)
 SHOWN = 4000
@@ -25,15 +26,17 @@ def main() -> int:
     pythons = os.environ.get("PYTHONS", "").split() or find_pythons()
     with tempfile.TemporaryDirectory(prefix="mantik-release-") as directory:
         work = Path(directory)
-        run([sys.executable, "-m", "build", "--outdir", str(work / "dist"), str(ROOT)])
-        (wheel,) = (work / "dist").glob("*.whl")
-        (sdist,) = (work / "dist").glob("*.tar.gz")
+        for source in (ROOT, STORAGE):
+            run([sys.executable, "-m", "build", "--outdir", str(work / "dist"), str(source)])
+        (wheel,) = (work / "dist").glob("*executor*.whl")
+        (sdist,) = (work / "dist").glob("*executor*.tar.gz")
+        (storage,) = (work / "dist").glob("*storage*.whl")
         print(f"Built {wheel.name}, {size(wheel)}, and {sdist.name}, {size(sdist)}.", flush=True)
         checks = [(python, wheel) for python in pythons] + [(pythons[0], sdist)]
         failures = [
             (python, distribution.name, error)
             for number, (python, distribution) in enumerate(checks)
-            if (error := check(python, distribution, work / str(number)))
+            if (error := check(python, distribution, storage, work / str(number)))
         ]
     for python, distribution, error in failures:
         print(f"{distribution} fails with {python}:\n{error}", file=sys.stderr)
@@ -53,8 +56,11 @@ def starts(python: str) -> bool:
     return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
-def check(python: str, distribution: Path, work: Path) -> str:
-    """Install a distribution and run the demo with it; return what failed, or nothing."""
+def check(python: str, distribution: Path, storage: Path, work: Path) -> str:
+    """Install a distribution and run the demo with it; return what failed, or nothing.
+
+    `storage` is the storage plugin's entry in the catalogue, which depends on it.
+    """
     begun = time.monotonic()
     clean = {
         name: value
@@ -71,7 +77,8 @@ def check(python: str, distribution: Path, work: Path) -> str:
         shutil.copy2(ROOT / name, work / name)
     try:
         run([python, "-m", "venv", str(work / "venv")], env=clean)
-        run([inside, "-m", "pip", "install", "--quiet", f"{distribution}[demo]"], env=clean)
+        wheels = f"{distribution}[demo]", str(storage)
+        run([inside, "-m", "pip", "install", "--quiet", *wheels], env=clean)
         run([inside, "-m", "pip", "check"], env=clean)
         run([inside, str(demo / "demo.py")], env=clean, cwd=work)
         run([str(work / "venv/bin/smk-mantik"), "jobs", "-d", str(demo)], env=clean)

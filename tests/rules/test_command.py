@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from snakemake.utils import QuotedFormatter
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.script import PART_BYTES
@@ -45,7 +46,9 @@ def test_an_expression_that_fails_names_the_rule() -> None:
 @pytest.mark.parametrize(
     ("text", "shell"),
     [
-        ("printf %s {tmpdir}", "bash"),
+        ("printf %s {tmpdir:q}", "bash"),
+        ("printf %s {tmpdir:q} '$X'; true", "sh"),
+        ("bash -c 'printf %s \"$0\"' {tmpdir:q}", "dash"),
         ("printf %s '{tmpdir}'", "bash"),
         ("awk 'BEGIN {{ printf \"{tmpdir}\" }}'", "sh"),
         ("cat <<'EOF'\n{tmpdir}\nEOF", "bash"),
@@ -56,16 +59,18 @@ def test_an_expression_that_fails_names_the_rule() -> None:
 def test_the_nodes_directory_is_in_the_text_wherever_it_stands(
     text: str, shell: str, tmp_path: Path
 ) -> None:
-    command, started = use_node_tmpdir(text.format(tmpdir=NODE_TMPDIR), shell)
+    tmpdir = f"{tmp_path}/a & b  c"
+    command, started = use_node_tmpdir(QuotedFormatter().format(text, tmpdir=NODE_TMPDIR), shell)
     said = subprocess.run(
-        [started, "-c", command], env={"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        [started, "-c", command], env={"TMPDIR": tmpdir, "PATH": "/usr/bin:/bin"},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert said.stdout.strip() == str(tmp_path)
+    assert said.stdout.removesuffix("\n").removesuffix("$X") == tmpdir
 
 
 def test_the_nodes_directory_in_plain_and_in_long_texts_is_a_variable() -> None:
     assert use_node_tmpdir(f"ls {NODE_TMPDIR}/x", "bash") == ("ls $TMPDIR/x", "bash")
+    assert use_node_tmpdir(f"ls '{NODE_TMPDIR}'", "bash") == ('ls "$TMPDIR"', "bash")
     assert use_node_tmpdir("ls 'x'", "zsh") == ("ls 'x'", "zsh")
     long = "#" * PART_BYTES
     assert use_node_tmpdir(f"ls '' {NODE_TMPDIR} {long}", "sh") == (f"ls '' $TMPDIR {long}", "sh")

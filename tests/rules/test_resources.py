@@ -4,14 +4,21 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES
-from snakemake_executor_plugin_mantik.rules.resources import choose_site, parse_retry_reasons
+from snakemake_executor_plugin_mantik.rules.resources import choose_sites, parse_retry_reasons
 
 
 def test_the_site_is_taken_out_of_the_resources() -> None:
     resources: dict[str, object] = {"mantik_site": "b", "site": "x", "mantik": 1, "nodes": 2}
-    assert choose_site(resources, {"a": 1, "b": 2}) == "b"
+    assert choose_sites(resources, {"a": 1, "b": 2}) == ("b",)
     assert resources == {"site": "x", "mantik": 1, "nodes": 2}
-    assert choose_site(resources, {"a": 1, "b": 2}) == "a"
+    assert choose_sites(resources, {"a": 1, "b": 2}) == ("a",)
+
+
+def test_several_sites_need_a_limit_on_the_wait() -> None:
+    wanted: dict[str, object] = {"mantik_site": "b, a", "mantik_wait": "30m"}
+    assert choose_sites(wanted, {"a": 1, "b": 2}) == ("b", "a")
+    with pytest.raises(UserError, match=r"when to try the next site. Add .* mantik_wait=\"30m\""):
+        choose_sites({"mantik_site": "b,a"}, {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize(
@@ -19,7 +26,7 @@ def test_the_site_is_taken_out_of_the_resources() -> None:
 )
 def test_a_site_of_nearly_the_name_is_suggested(wanted: str, known: str) -> None:
     with pytest.raises(UserError, match=rf"'{wanted}' \(did you mean {known}\?\)"):
-        choose_site({"mantik_site": wanted}, {"first": 1, known: 2})
+        choose_sites({"mantik_site": wanted}, {"first": 1, known: 2})
 
 
 @pytest.mark.parametrize(
@@ -33,7 +40,7 @@ def test_a_site_of_nearly_the_name_is_suggested(wanted: str, known: str) -> None
 def test_a_misspelt_resource_is_no_other_one(meant: str, names: list[str]) -> None:
     for name in names:
         with pytest.raises(UserError, match=rf"no resource {name} \(did you mean {meant}\?\)"):
-            choose_site({name: "b"}, {"a": 1, "b": 2})
+            choose_sites({name: "b"}, {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize(

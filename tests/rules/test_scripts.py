@@ -148,28 +148,21 @@ def test_numbers_of_numpy(site: Path) -> None:
     assert rule.run(site, {"PYTHONPATH": str(Path("x").absolute())}).stdout == f"{plain}\n"
 
 
-def test_python_lacks_a_class(site: Path) -> None:
-    write("a.py", "print(snakemake.params)")
-    rule = ScriptRule("a.py", given={"params": named(Params, np.datetime64(1, "s"))})
-    ran = rule.run(site, {"PYTHONPATH": str(write("x/numpy/__init__.py", "").parent.parent)})
-    assert ran.returncode == 1
-    assert ran.stderr.startswith("mantik: params or config of the rule contain a value")
-    assert "No module named 'numpy" in ran.stderr
-
-
-def test_python_lacks_numpy_for_an_array(site: Path) -> None:
+@pytest.mark.parametrize(
+    ("values", "printed", "said"),
+    [
+        ([np.datetime64(1, "s")], "", "mantik: params or config of the rule contain a value of a"),
+        ([np.arange(2)], "2\n", "a parameter of the rule is a np.ndarray, but the site's Python"),
+    ],
+)
+def test_python_lacks_numpy(site: Path, values: list[object], printed: str, said: str) -> None:
     write("a.py", "print(snakemake.threads)\nsnakemake.params")
     write("x/numpy.py", "raise ImportError('none here')")
-    rule = ScriptRule("a.py", given={"params": named(Params, np.arange(2))})
+    rule = ScriptRule("a.py", given={"params": named(Params, *values)})
     ran = rule.run(site, {"PYTHONPATH": str(Path("x").absolute())})
-    assert (ran.returncode, ran.stdout) == (1, "2\n")
-    assert "a parameter of the rule is a np.ndarray, but the site's Python" in ran.stderr
-
-
-def test_what_cannot_travel_is_told() -> None:
-    write("a.py", "")
-    with pytest.raises(UserError, match=r"rule tested.*plain values"):
-        ScriptRule("a.py", given={"params": named(Params, f=lambda: 1)}).text()
+    assert (ran.returncode, ran.stdout) == (1, printed)
+    assert said in ran.stderr
+    assert "none here" in ran.stderr
 
 
 def test_large_values(site: Path) -> None:
@@ -185,18 +178,20 @@ def test_the_same_job_has_the_same_text() -> None:
         assert ScriptRule(name).text() == ScriptRule(name).text()
 
 
-def test_no_python(site: Path) -> None:
-    write("a.py", "")
-    ran = ScriptRule("a.py").run(site, {"PATH": "/nowhere"}, shell=("/bin/bash", "-c"))
+@pytest.mark.parametrize(
+    ("name", "path", "needs", "programs"),
+    [
+        ("a.py", "/nowhere", "Python", "python3 or python"),
+        ("a.jl", "/usr/bin:/bin", "Julia", "julia"),
+        ("a.ipynb", "/usr/bin:/bin", "Jupyter", "papermill or jupyter-nbconvert"),
+    ],
+)
+def test_no_interpreter(site: Path, name: str, path: str, needs: str, programs: str) -> None:
+    write(name, json.dumps(cells("1")))
+    rule = ScriptRule(name, notebook=name.endswith("ipynb"))
+    ran = rule.run(site, {"PATH": path}, shell=("/bin/bash", "-c"))
     assert ran.returncode == 127
-    assert "a.py needs Python, but on this node there is no python3 or python" in ran.stderr
-
-
-def test_no_interpreter(site: Path) -> None:
-    write("a.jl", "")
-    ran = ScriptRule("a.jl").run(site, {"PATH": "/usr/bin:/bin"})
-    assert ran.returncode == 127
-    assert ran.stderr.startswith("mantik: a.jl needs Julia, but on this node there is no julia")
+    assert f"mantik: {name} needs {needs}, but on this node there is no {programs}:" in ran.stderr
 
 
 @pytest.mark.parametrize("shell", [("bash", "-euo", "pipefail", "-c"), ("sh", "-c")])
@@ -284,18 +279,22 @@ def test_r_markdown(site: Path, tmp_path: Path) -> None:
         ScriptRule("b.Rmd").text()
 
 
-def test_what_r_cannot_say() -> None:
-    write("a.R", "")
-    with pytest.raises(UserError, match=r"cannot be expressed in R \(Unsupported value"):
-        ScriptRule("a.R", given={"config": {"value": object()}}).text()
+LATER = f"{TBDString()}/x"
 
 
-def test_undetermined_parameters() -> None:
-    write("a.py", "")
-    with pytest.raises(UserError, match="parameter scratch is still to be determined"):
-        ScriptRule("a.py", given={"params": named(Params, scratch=f"{TBDString()}/x")}).text()
-    with pytest.raises(UserError, match="a parameter is still to be determined"):
-        ScriptRule("a.py", given={"params": named(Params, [f"{TBDString()}/x"])}).text()
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        ("a.R", {"config": {"a": object()}}, r"cannot be expressed in R \(Unsupported value"),
+        ("a.py", {"params": named(Params, f=lambda: 1)}, r"rule tested.*plain values"),
+        ("a.py", {"params": named(Params, x=LATER)}, "parameter x is still to be determined"),
+        ("a.py", {"params": named(Params, [LATER])}, "a parameter is still to be determined"),
+    ],
+)
+def test_what_cannot_travel_is_told(name: str, given: dict[str, Any], told: str) -> None:
+    write(name, "")
+    with pytest.raises(UserError, match=told):
+        ScriptRule(name, given=given).text()
 
 
 @pytest.mark.parametrize(
@@ -305,6 +304,7 @@ def test_undetermined_parameters() -> None:
         ("a.ipynb", False, "under the wrong directive: notebook: takes .ipynb"),
         ("a.py", True, "under the wrong directive"),
         ("a.py", False, None),
+        ("a.Rmd", False, "one output file"),
         ("a.ipynb", True, None),
         ("b.ipynb", True, "b.ipynb, whose language Snakemake does not know: it takes .ipynb of"),
     ],
@@ -312,19 +312,9 @@ def test_undetermined_parameters() -> None:
 def test_languages(name: str, notebook: bool, words: str | None) -> None:
     language = {"a.ipynb": "python", "b.ipynb": "julia"}.get(name)
     write(name, json.dumps(cells(language=language)) if language else "")
-    said = mistake(ScriptRule(name, notebook))
+    rule = ScriptRule(name, notebook, {"output": named(OutputFiles, "a", "b")})
+    said = script_mistake(SiteJob(rule.job, RuleContext({}, Path.cwd())))
     assert said == words if words is None else words in str(said)
-
-
-def test_r_markdown_has_one_output() -> None:
-    write("a.Rmd", "---\n---\n")
-    two = {"output": named(OutputFiles, "a", "b")}
-    assert "one output file" in str(mistake(ScriptRule("a.Rmd", given=two)))
-
-
-def mistake(rule: ScriptRule) -> str | None:
-    """Why the script of a rule cannot run."""
-    return script_mistake(SiteJob(rule.job, RuleContext({}, Path.cwd())))
 
 
 def cells(*sources: str, language: str | None = "python") -> dict[str, Any]:
@@ -433,15 +423,6 @@ def test_files_that_snakemake_cached(site: Path) -> None:
     assert first.endswith("/a b.txt")
 
 
-def test_notebook_without_jupyter(site: Path) -> None:
-    write("a.ipynb", json.dumps(cells("1")))
-    ran = ScriptRule("a.ipynb", notebook=True).run(site, {"PATH": "/usr/bin:/bin"})
-    assert ran.returncode == 127
-    assert (
-        "a.ipynb needs Jupyter, but on this node there is no papermill or jupyter-n" in ran.stderr
-    )
-
-
 def test_notebook(site: Path) -> None:
     # nbconvert comes with Jupyter, papermill is one more program that a site may have.
     assert importlib.util.find_spec("nbconvert") is not None
@@ -481,24 +462,16 @@ def first_json(text: str) -> Any:
     return json.JSONDecoder().raw_decode(text, text.index("{"))[0]
 
 
-def test_papermill_runs_a_notebook_where_it_is(site: Path, tmp_path: Path) -> None:
-    write("a.ipynb", json.dumps(cells("1")))
-    stand_in(tmp_path / "bin", "papermill")
-    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
-    log = {"log": named(Log, notebook="a b.ipynb")}
-    assert ScriptRule("a.ipynb", True, log).run(site, environment).returncode == 0
-    record = (site / "record").read_text()
-    assert first_json(record)["cells"][1]["id"] == "c0"
-    assert record.startswith("<--log-level><ERROR>")
-    assert record.endswith(f"<SCRIPT><{site}/a b.ipynb>")
-
-
-def test_notebook_of_r(site: Path, tmp_path: Path) -> None:
+def test_papermill_runs_a_notebook_of_r_where_it_is(site: Path, tmp_path: Path) -> None:
     write("n/a.ipynb", json.dumps(cells("1", language="R")))
     stand_in(tmp_path / "bin", "papermill")
     environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
-    assert ScriptRule("n/a.ipynb", True).run(site, environment).returncode == 0
-    notebook = first_json((site / "record").read_text())
-    preamble = "".join(notebook["cells"][0]["source"])
-    assert f"scriptdir = '{site}/n'" in preamble
-    assert preamble.endswith(f"setwd('{site}')\n")
+    log = {"log": named(Log, notebook="a b.ipynb")}
+    assert ScriptRule("n/a.ipynb", True, log).run(site, environment).returncode == 0
+    record = (site / "record").read_text()
+    preamble, own = first_json(record)["cells"]
+    assert own["id"] == "c0"
+    assert record.startswith("<--log-level><ERROR>")
+    assert record.endswith(f"<SCRIPT><{site}/a b.ipynb>")
+    assert f"scriptdir = '{site}/n'" in "".join(preamble["source"])
+    assert preamble["source"][-1].endswith(f"setwd('{site}')\n")

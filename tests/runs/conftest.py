@@ -22,9 +22,16 @@ from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
 from tests.support.command import smk_mantik
 from tests.support.workflows import WAIT_S, Project, Ran, until
-from tests.tracking.conftest import TrackingServer, place, sandbox, tracking_server, until_published
+from tests.tracking.conftest import (
+    TrackingServer,
+    empty_store,
+    place,
+    sandbox,
+    tracking_server,
+    until_published,
+)
 
-__all__ = ["sandbox", "tracking_server"]
+__all__ = ["empty_store", "sandbox", "tracking_server"]
 
 MLPROJECT = """
 name: churn
@@ -159,14 +166,6 @@ class Runs:
                 if self.is_alive(path.name):
                     self.kill(path.name)
         self.project.close()
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow store without runs: a SQLite file, which takes seconds to make."""
-    made = tmp_path_factory.mktemp("store") / "runs.db"
-    MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments()
-    return made
 
 
 @pytest.fixture

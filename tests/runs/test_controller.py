@@ -280,7 +280,7 @@ def test_what_tracking_has_still_to_tell_goes_first(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Path] = []
-    monkeypatch.setattr(controller, "_start_worker", begun.append)
+    monkeypatch.setattr(controller, "start_worker", begun.append)
     written = Written(run.workdir, run.request.tracking_uri)
     record = written.job("t", run_id=run.request.run_id)
     written.end(record, "failed", exit_code=1)

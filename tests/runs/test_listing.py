@@ -29,11 +29,14 @@ def test_whose_directory_a_run_is_in(told: str, owner: str) -> None:
     assert _owner(run) == owner
 
 
-def test_an_experiment_that_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    MlflowClient(tracking_uri=uri).create_experiment("churn")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+@pytest.fixture(autouse=True)
+def _here(store_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store_uri)
     monkeypatch.setenv("MANTIK_RUNS", str(tmp_path / "runs"))
+
+
+def test_an_experiment_that_there_is_not() -> None:
+    MlflowClient().create_experiment("churn")
 
     assert list_rows(RunFilter(experiment="churn"), print) == []
     with pytest.raises(UserError, match=r"no experiment 'chrun'.*mean churn"):
@@ -44,17 +47,12 @@ def test_an_experiment_that_there_is_not(tmp_path: Path, monkeypatch: pytest.Mon
     ("status", "note"),
     [("SCHEDULED", "cannot start: PartitionDown"), ("RUNNING", ""), ("FAILED", "it failed")],
 )
-def test_why_a_job_cannot_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, note: str
-) -> None:
+def test_why_a_job_cannot_start(status: str, note: str) -> None:
     """As MLflow has it, of a run that was submitted elsewhere."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    monkeypatch.setenv("MANTIK_RUNS", str(tmp_path / "runs"))
-    client = MlflowClient()
     tags = {SITE: "alps", WAITING_REASON: "PartitionDown"}
     if status == "FAILED":
         tags["mantik.reason"] = note
-    run = client.create_run("0", tags=tags)
-    client.update_run(run.info.run_id, status=status)
+    run = MlflowClient().create_run("0", tags=tags)
+    MlflowClient().update_run(run.info.run_id, status=status)
 
     assert [row.note for row in list_rows(RunFilter(), pytest.fail)] == [note]

@@ -146,8 +146,8 @@ def test_what_became_of_due_times_is_told(command: Command) -> None:
     ("words", "told"),
     [
         (["--run", "nope"], "no run 'nope' was submitted from here"),
-        (["--cron", "0 25 * * *"], "the hour: '25' is not 0 to 23"),
-        (["--cron", "0 0 31 2 *"], "'0 0 31 2 *' is never due"),
+        (["--cron", "0 25 * * *"], "the crontab line '0 25 * * *': bad hour"),
+        (["--cron", "0 0 */31 2 1#2"], "'0 0 */31 2 1#2' is never due"),
         (["--tz", "Europe/Berln"], "there is no time zone 'Europe/Berln'. Use Europe/Berlin"),
         (["--tz", "../../etc/passwd"], "there is no time zone"),
         (["--until", "2020-01-01"], "2020-01-01 is in the past"),

@@ -55,6 +55,7 @@ async def test_reads_again_when_a_server_is_in_trouble(parrot: Parrot) -> None:
     parrot.answers = [Say(502), Say(503), Say(body=b'{"a": 1}')]
     assert await talk(parrot, read) == {"a": 1}
     assert len(parrot.asked) == 3
+    assert parrot.asked[0][2]["User-Agent"].startswith("snakemake-executor-plugin-mantik/0.")
 
 
 async def test_gives_up_after_a_while(parrot: Parrot) -> None:

@@ -18,7 +18,12 @@ from snakemake_executor_plugin_mantik.config.environment import (
     script_limits,
 )
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.forecast import TRY, Preview, make_preview
+from snakemake_executor_plugin_mantik.engine.forecast import (
+    TRY,
+    Preview,
+    make_preview,
+    plain_request,
+)
 from snakemake_executor_plugin_mantik.engine.plan import Planner, make_submission
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths, workspace_below
 from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
@@ -45,7 +50,7 @@ def config_of(api: dict[str, Any], workspace: str, scheduler: str, **more: Any) 
 
 
 def shown(config: BackendConfig) -> Preview:
-    return make_preview(Planner(config, "sandbox", Path("/project")), "hpc", COMMAND)
+    return make_preview(Planner(config, "sandbox", Path("/project")), plain_request("hpc", COMMAND))
 
 
 def submission(config: BackendConfig, workspace: str) -> Submission:

@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.connection import (
     parse_server_time,
 )
 from tests.sites.contract.steps import content, ended, until
-from tests.support.benches import Bench, in_use, open_and_close, site_at, unicore_site
+from tests.support.benches import Bench, in_use, open_and_close, unicore_site
 from tests.support.unicoreserver import KEY_USER, PASSWORD, USER, UnicoreX
 
 
@@ -223,21 +223,6 @@ class TestWithoutAScheduler:
         state = await site.explain(job)
         assert state.reason is Reason.REJECTED
         assert "Runtime=100000" in state.detail
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://unicore.example.org/rest/core",
-        "unicore.example.org/rest/core",
-        "https://me:secret@unicore.example.org/rest/core",
-        "https:///rest/core",
-    ],
-)
-def test_addresses_that_are_refused(url: str) -> None:
-    with pytest.raises(UserError) as caught:
-        site_at(url, Bearer("t"))
-    assert "secret" not in str(caught.value)
 
 
 def test_ca_file_that_is_none(unicorex: UnicoreX, tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.credentials import credential_files
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
-from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles
+from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles, SecretFiles
 from snakemake_executor_plugin_mantik.staging.sources import (
+    SourceFiles,
     Sources,
     list_candidates,
-    select_sources,
 )
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
@@ -34,10 +34,7 @@ def write(path: Path, content: str = "x\n", mode: int = 0o644) -> Path:
 
 
 def chosen(root: Path, *include: str, exclude: tuple[str, ...] = ()) -> Sources:
-    return select_sources(
-        root, Exclude(exclude), products=(), file_limit=1 << 20, total_limit=1 << 25,
-        include=Include(include),
-    )  # fmt: skip
+    return SourceFiles(root, Exclude(exclude), include=Include(include)).select(1 << 25)
 
 
 @pytest.fixture
@@ -346,9 +343,7 @@ def test_ordinary_contents_go(here: Path, name: str, content: str) -> None:
 def test_of_a_large_file_only_the_beginning_is_read(here: Path) -> None:
     write(here / "large.csv", "x\n" * (1 << 19) + f"ghp_{RANDOM}12\n")
     write(here / "token.csv", f"ghp_{RANDOM}12\n" + "x\n" * (1 << 19))
-    found = select_sources(
-        here, Exclude(()), products=(), file_limit=1 << 25, total_limit=1 << 25, include=Include([])
-    )
+    found = SourceFiles(here, Exclude(()), file_limit=1 << 25).select(1 << 25)
     assert found.paths == ("large.csv",)
 
 
@@ -358,3 +353,19 @@ def test_profiles_of_this_machine_stay_here(here: Path) -> None:
     found = chosen(here)
     assert found.paths == ("profiles/default/x.yaml",)
     assert found.withheld == ""
+
+
+def test_a_directory_that_cannot_be_read_hides_no_secret_beside_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(here / "data/key.txt", PEM.format(""))
+    (here / "data/closed").mkdir()
+    listed = os.listdir
+
+    def listdir(path: Path) -> list[str]:
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert "data/key.txt" in SecretFiles(Include(())).look_at("data", str(here / "data"))

@@ -8,7 +8,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.staging.sources import Sources, select_sources, why_left_out
+from snakemake_executor_plugin_mantik.staging.sources import SourceFiles, Sources
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 
@@ -22,9 +22,7 @@ def write(root: Path, *paths: str, size: int = 1) -> None:
 def chosen(
     root: Path, *exclude: str, products: tuple[str, ...] = (), total: int = 10**6
 ) -> Sources:
-    return select_sources(
-        root, Exclude(exclude), products=products, file_limit=1000, total_limit=total
-    )  # fmt: skip
+    return SourceFiles(root, Exclude(exclude), products, file_limit=1000).select(total)
 
 
 def test_small_files_of_every_name(tmp_path: Path) -> None:
@@ -52,9 +50,8 @@ def test_logs_stay_here(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from snakemake_executor_plugin_mantik.config.exclude import Exclude
-        from snakemake_executor_plugin_mantik.staging.sources import select_sources
-        limits = {"file_limit": 1000, "total_limit": 9000}
-        found = select_sources(Path("."), Exclude(()), products=(), **limits)
+        from snakemake_executor_plugin_mantik.staging.sources import SourceFiles
+        found = SourceFiles(Path("."), Exclude(()), file_limit=1000).select(9000)
         Path("found").write_text(" ".join(found.paths))
     """
     with (tmp_path / "out.txt").open("w") as out, (tmp_path / "err.txt").open("w") as err:
@@ -80,18 +77,13 @@ def test_each_file_that_stays_here_has_a_reason(tmp_path: Path) -> None:
     write(tmp_path, "large", size=1001)
     (tmp_path / "dangling").symlink_to("nowhere")
     exclude = Exclude(("big/", "*.dat"))
-    products = ("out/model", "in.csv")
-    found = select_sources(
-        tmp_path, exclude, products=products, file_limit=1000, total_limit=9000
-    ).left_out
+    files = SourceFiles(tmp_path, exclude, ("out/model", "in.csv"), file_limit=1000)
+    found, why = files.select(9000).left_out, files.why_left_out
     assert {path: why.split()[0] for path, why in found.items()} == {
         ".env": "hidden", ".git/": "hidden", "d/.hidden/": "hidden", "venv/": "a",
         "node_modules/": "generated", "mlflow.db": "MLflow's", "notes.log": "named", "big/": "in",
         "d/id_rsa": "it", "large": "larger", "dangling": "no", "mantik-report.html": "a",
     }  # fmt: skip
-
-    def why(path: str) -> str | None:
-        return why_left_out(path, tmp_path, exclude, products=products, file_limit=1000)
 
     assert {path: why(path.rstrip("/")) for path in found} == found
     assert why("keep.py") is why("d") is why("nowhere") is None

@@ -27,10 +27,8 @@ def directory(path: str) -> OutputEntry:
 def settle(workdir: Path, roots: list[str], entries: list[OutputEntry]) -> None:
     landing = OutputStaging(workdir, TRY, roots)
     for entry in entries:
-        if entry.type == "d":
-            landing.directory(entry)
-        elif entry.type == "f":
-            landing.write(entry, b"new")
+        if entry.type != "l":
+            landing.write(entry, [b"new"])
     landing.settle(entries)
     landing.clear()
     assert not list(workdir.rglob(f"*{SUFFIX}"))
@@ -106,7 +104,7 @@ def test_an_output_itself_is_no_link(tmp_path: Path) -> None:
 def test_what_a_killed_run_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
     entries = [directory("d"), OutputEntry("d/l", "l", 0, 0o777, "", "none", "x")]
     landing = OutputStaging(tmp_path, TRY, ["d"])
-    landing.directory(entries[0])
+    landing.write(entries[0])
     landing.place(entries[1]).symlink_to("x")
     settle(tmp_path, ["d"], entries)
     assert os.readlink(tmp_path / "d/l") == "x"
@@ -150,9 +148,9 @@ def test_times_in_a_directory_are_kept_and_outputs_are_new(tmp_path: Path) -> No
 
 def test_what_is_on_its_way_is_closed_to_others(tmp_path: Path) -> None:
     landing = OutputStaging(tmp_path, TRY, ["a", "d"])
-    landing.write(file("a", 0o600), b"a")
-    landing.directory(directory("d/e"))
-    landing.write(file("d/e/f", 0o600), b"f")
+    landing.write(file("a", 0o600), [b"a"])
+    landing.write(directory("d/e"))
+    landing.write(file("d/e/f", 0o600), [b"f"])
     for path in tmp_path.iterdir():
         assert path.stat().st_mode & 0o077 == 0
     landing.settle([file("a", 0o600), directory("d"), directory("d/e"), file("d/e/f", 0o640)])
@@ -173,7 +171,7 @@ def test_directories_of_a_group_stay_its_own(tmp_path: Path) -> None:
 def test_nothing_is_placed_before_all_is_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
     landing = OutputStaging(tmp_path, TRY, ["a"])
-    landing.write(file("a"), b"new")
+    landing.write(file("a"), [b"new"])
     assert (tmp_path / "a").read_text() == "old"
     landing.clear()
     assert os.listdir(tmp_path) == ["a"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -9,7 +10,7 @@ from typing import cast
 import pytest
 
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.engine.compare import Looks
+from snakemake_executor_plugin_mantik.engine.compare import Looks, Sight
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.place import make_retry
 from snakemake_executor_plugin_mantik.journal import (
@@ -19,6 +20,7 @@ from snakemake_executor_plugin_mantik.journal import (
     StoredOutput,
     read_stored,
 )
+from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.storage.access import Access
 from snakemake_executor_plugin_mantik.storage.catalog import Catalog
 from tests.support.simulated import SimulatedSite, World
@@ -51,6 +53,54 @@ def test_a_loss_is_written_by_a_run_only(
             catalog.attach(cast(Engine, SimpleNamespace(write_files=write)))
 
     assert bool(read_stored(tmp_path / STATE).outputs) is not runs
+
+
+MODEL = FileRecord("out/model", 4, "a" * 64, modified=1000.0, mode=0o644)
+TRAINED = StoredOutput("out/model", "place", False, 1000.0, "train", (MODEL,))
+
+
+@pytest.fixture
+def found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Entry], StoredOutput | None]:
+    """What `TRAINED` is when its directory shows one entry."""
+
+    def find(entry: Entry) -> StoredOutput | None:
+        sight = Sight({entry.name: entry}, frozenset({MODEL.path} - {f"out/{entry.name}"}))
+        monkeypatch.setattr(Access, "look", lambda *_: sight)
+        with closing(Journal(tmp_path / STATE)) as journal:
+            journal.files.set_remote_files("place", [MODEL])
+            journal.files.set_stored([TRAINED])
+        with closing(Catalog(tmp_path, {}, print)) as catalog:
+            return catalog.find(TRAINED.path)
+
+    return find
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.5, 3600.0, -3600.5])
+def test_an_output_as_it_was_made_stays(
+    found: Callable[[Entry], StoredOutput | None], seconds: float
+) -> None:
+    """Clocks are rounded, and local times are off by an hour after a change to summer time."""
+    assert found(Entry("model", MODEL.size, False, MODEL.modified + seconds)) == TRAINED
+
+
+@pytest.mark.parametrize(("longer", "later"), [(0, 10), (0, -10), (0, 7200), (1, 0)])
+def test_one_that_was_changed_has_another_content_and_is_new(
+    found: Callable[[Entry], StoredOutput | None], longer: int, later: float
+) -> None:
+    entry = Entry("model", MODEL.size + longer, False, MODEL.modified + later)
+    now = found(entry)
+    assert now is not None
+    [file] = now.files
+    assert (file.size, file.modified) == (entry.size, entry.modified)
+    assert file.sha256 != MODEL.sha256
+    assert now.made > TRAINED.made
+    assert replace(now, made=TRAINED.made, files=TRAINED.files) == TRAINED
+
+
+def test_one_that_is_gone_does_not_exist(found: Callable[[Entry], StoredOutput | None]) -> None:
+    assert found(Entry("other", MODEL.size, False, MODEL.modified)) is None
 
 
 FILE = FileRecord("d/a", 1, "a" * 64, modified=1.0, mode=0o644)

@@ -17,19 +17,20 @@ OUTPUT = StoredOutput("out", "place", True, 1.0, "make", FILES)
 
 
 @pytest.mark.parametrize(
-    ("content", "here"), [(CONTENT, True), (b"mine", False), (b"longer", False), (None, False)]
+    ("content", "empty", "here"),
+    [
+        (CONTENT, True, True),
+        (CONTENT, False, False),
+        (b"mine", True, False),
+        (b"longer", True, False),
+        (None, True, False),
+    ],
 )
 def test_an_output_is_here_only_with_the_same_content(
-    tmp_path: Path, content: bytes | None, here: bool
+    tmp_path: Path, content: bytes | None, empty: bool, here: bool
 ) -> None:
     """`smk-mantik clean` removes what is: a file of the same size may be another one."""
-    (tmp_path / "out/empty").mkdir(parents=True)
+    (tmp_path / ("out/empty" if empty else "out")).mkdir(parents=True)
     if content is not None:
         (tmp_path / "out/a").write_bytes(content)
     assert is_here(OUTPUT, tmp_path) is here
-
-
-def test_an_empty_directory_belongs_to_it(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/a").write_bytes(CONTENT)
-    assert not is_here(OUTPUT, tmp_path)

@@ -200,14 +200,19 @@ def _read_number(channel: socket.socket) -> int:
 
 
 def _serve(control: socket.socket) -> str:
-    """Fork for each request until there is nobody left to ask; in a fork, the module to run."""
+    """Fork for each request until there is nobody left to ask; in a fork, what to run.
+
+    `control` is a channel on which requests come, or a socket that whoever has one connects to.
+    """
+    listens = control.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     channels: dict[int, tuple[int, socket.socket]] = {}
     while True:
         for key, _ in selector.select():
             if key.fileobj is control:
-                asked, descriptors, _, _ = socket.recv_fds(control, 1, 4)
+                with control.accept()[0] if listens else control.dup() as whose:
+                    asked, descriptors, _, _ = socket.recv_fds(whose, 1, 4)
                 if not asked:
                     return ""
                 pid = os.fork()
@@ -233,8 +238,6 @@ def _serve(control: socket.socket) -> str:
 
 def _become(descriptors: list[int]) -> str:
     """Make of this fork what was asked for, all but the module, which is returned."""
-    from snakemake.workflow import Workflow
-
     os.setsid()
     if sys.platform == "linux":
         # A test run that is killed leaves no Snakemake behind, which would wait for its site.
@@ -253,8 +256,9 @@ def _become(descriptors: list[int]) -> str:
             setattr(importlib.import_module(module), constant, value)
         sys.argv[1:] = wanted["arguments"]
         sys.path[0] = wanted["cwd"]
-        # The one thing that Snakemake takes from the process when it is imported.
-        Workflow._rundir = wanted["cwd"]
+        if (snakemake := sys.modules.get("snakemake.workflow")) is not None:
+            # The one thing that Snakemake takes from the process when it is imported.
+            snakemake.Workflow._rundir = wanted["cwd"]
         _notify(channel, os.getpid())
     return str(wanted["module"])
 
@@ -265,19 +269,26 @@ def _notify(channel: socket.socket, number: int) -> None:
         channel.sendall(_NUMBER.pack(number))
 
 
-def main(descriptor: int) -> None:
-    """Be the server that is asked on `descriptor`, and each of its forks."""
-    for name in _PRELOADED:
+def serve(control: socket.socket, preloaded: Sequence[str]) -> None:
+    """Import modules, then be the server that is asked on `control`, and each of its forks."""
+    for name in preloaded:
         importlib.import_module(name)
-    for name, registry in _REGISTRIES.items():
-        getattr(importlib.import_module(name), registry)()
-    tls_context(None, "")
     threads = threading.enumerate()
     assert len(threads) == 1, f"a fork would lack these threads: {threads}"
     gc.collect()
     gc.freeze()
-    if module := _serve(socket.socket(fileno=descriptor)):
+    if (module := _serve(control)).endswith(".py"):
+        runpy.run_path(module, run_name="__main__")
+    elif module:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def main(descriptor: int) -> None:
+    """Be the server that this process's `run` asks on `descriptor`."""
+    for name, registry in _REGISTRIES.items():
+        getattr(importlib.import_module(name), registry)()
+    tls_context(None, "")
+    serve(socket.socket(fileno=descriptor), _PRELOADED)
 
 
 if __name__ == "__main__":

@@ -138,6 +138,7 @@ class Play:
             one = self.schedule.world("sim") if kinds & {"one place", "two names"} else None
             self.worlds = {name: one or self.schedule.world(name) for name in self.schedule.names}
         self._copy: Play | None = None
+        self._again: Session | None = None
         self._outdated: set[str] = set()
         self._intruder: Play | None = None
         self._versions: dict[str, list[bytes]] = defaultdict(list)
@@ -188,7 +189,11 @@ class Play:
             if number == UNWELL:
                 self.schedule.heal(*self.worlds.values())
             self._run_once()
-            self._pass(self.now + self.schedule.pause() + (2 * DAY_S if self.refused else 0.0))
+            for play in filter(None, (self, self._copy)):
+                if play.refused and (self.schedule.healed or self.schedule.has("copies", 0.5)):
+                    play._unlock()
+            late = self.refused and self.schedule.stream("copies").random() < 0.5
+            self._pass(self.now + self.schedule.pause() + 2 * DAY_S * late)
             self._note_outdated()
             if not self._needed(self._targets):
                 break
@@ -209,7 +214,7 @@ class Play:
         if where != "instead" or beside is None:
             cut_off = self.schedule.cut_off() if beside is not None else (0.0, 0.0)
             session = self._session(how, when, cut_off=cut_off)
-            works[session] = self._snakemake(session, how, when)
+            works[session] = self._start(session, how, when)
         if beside is not None:
             other = beside._session(copy_how, copy_when, beside=session)
             works[other] = beside._visit(other, begins, copy_how, copy_when)
@@ -221,9 +226,14 @@ class Play:
         for one in works:
             with suppress(Died):
                 one.result()
-        if session is not None and session.died and how == "loses power":
-            session.lose_power()
+        for play in filter(None, (self, beside)):
+            if play._again is not None:
+                play._again.bury()
+        last = self._again or session
+        if last is not None and last.died and how == "loses power":
+            last.lose_power()
         for play in filter(None, (self, beside, intruder)):
+            play._again = None
             play._check_files()
         if intruder is not None:
             intruder._clean()
@@ -273,7 +283,7 @@ class Play:
             if not there:
                 return None
             self._copy = made = copy.copy(self)
-            made.workdir = self.workdir.with_name("copy")
+            made.workdir, made.refused = self.workdir.with_name("copy"), False
             shutil.rmtree(made.workdir, ignore_errors=True)
             shutil.copytree(self.workdir, made.workdir)
             made.jobs = copy.deepcopy(self.jobs)
@@ -284,10 +294,32 @@ class Play:
     async def _visit(self, session: Session, begins: float, how: str, when: float) -> None:
         """A run of the copy."""
         await asyncio.sleep(begins)
-        await self._snakemake(session, how, when)
-        taken = any("this one has taken over" in line for line in session.said)
-        self.schedule.happened["copies that took over"] += taken
+        await self._start(session, how, when)
         self.schedule.happened["copies that were refused"] += self.refused
+
+    async def _start(self, session: Session, how: str, when: float) -> None:
+        """A run; if it is refused, the user may say that the other one has ended, and start again.
+
+        They need not be right.
+        """
+        await self._snakemake(session, how, when)
+        if not (self.refused and self.schedule.has("copies", 0.4)):
+            return
+        session.bury()
+        self._unlock()
+        over = asyncio.Event()
+        self._again = again = self._session(how, when, beside=session)
+        again.begin(self._snakemake(again, how, when), over.set)
+        await over.wait()
+        self.schedule.happened["controllers that were unlocked at once"] += self.led
+        again.end()
+        again.result()
+
+    def _unlock(self) -> None:
+        """The user says `smk-mantik unlock`."""
+        if (self._state / "journal.sqlite").exists():
+            with closing(Journal(self._state)) as journal:
+                journal.unlock()
 
     def _intruding(self) -> "Play | None":
         """Another workflow whose `Site: Workspace` is the same."""
@@ -566,6 +598,8 @@ class Play:
                     world.remove(TRIES)
             await session.engine.closed(tidy=False)
             return
+        took_over = any("another controller has led there" in line for line in session.said)
+        self.schedule.happened["takeovers"] += took_over
         await self._compare(session)
         done_jobs = {job.request.job for job in self.jobs if self._is_done(job)}
         await session.engine.unneeded(done_jobs)
@@ -633,6 +667,11 @@ class Play:
                 session.engine.proposed(replace(job.request, unmade=unmade))
                 self.schedule.happened["jobs proposed ahead"] += 1
 
+    def _impatient(self, job: Job) -> JobRequest:
+        """What the engine is asked for a job that may go to another site, perhaps."""
+        impatient = len(self.schedule.names) > 1 and self.schedule.patience_s
+        return replace(job.request, patience_s=self.schedule.patience_s if impatient else None)
+
     async def _attempts(self, session: Session, job: Job) -> bool:
         for _ in range(ATTEMPTS):
             if job.stays:
@@ -641,7 +680,12 @@ class Play:
             session.point()
             self._going[job.number] = job.site
             self._look_ahead(session)
-            outcome = await session.engine.job(job.request)
+            outcome = await session.engine.job(self._impatient(job))
+            if outcome.withdrawn:
+                job.site = next(name for name in self.schedule.names if name != job.site)
+                self._going[job.number] = job.site
+                self.schedule.happened["jobs that went to another site"] += 1
+                outcome = await session.engine.job(job.request)
             session.point()
             if not outcome.succeeded:
                 self._going.pop(job.number)

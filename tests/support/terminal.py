@@ -55,6 +55,11 @@ class Terminal:
         past = ["".join(line[i].data for i in range(columns)) for line in screen.history.top]
         return [line.rstrip() for line in [*past, *screen.display]]
 
+    @property
+    def modes(self) -> list[object]:
+        """Whether it echoes, waits for whole lines, and so on."""
+        return termios.tcgetattr(self._ours)
+
     def type(self, keys: bytes) -> None:
         os.write(self._ours, keys)
 

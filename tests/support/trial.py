@@ -111,6 +111,23 @@ class Trial:
         self._started.append(process)
         return process
 
+    def bash(self, text: str, **variables: str) -> "subprocess.Popen[str]":
+        """Start a text of bash in the workspace, with the system's programs and those of `bin`."""
+        paths = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.start_folder)}
+        process = subprocess.Popen(
+            ["bash", "-c", text],
+            cwd=self.workspace,
+            env={**os.environ, **paths, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="surrogateescape",
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
     def stop(self) -> None:
         """Kill what still runs of all that was started."""
         for process in self._started:
@@ -119,6 +136,8 @@ class Trial:
                     with suppress(ProcessLookupError):
                         os.kill(member, signal.SIGKILL)
                 process.communicate()
+            for stream in filter(None, (process.stdout, process.stderr)):
+                stream.close()
 
     def end(self, spec: JobSpec, process: "subprocess.Popen[str]") -> Ended:
         """Wait for a started script, also for all that holds its output open."""
@@ -138,13 +157,20 @@ class Trial:
         """Run a script to its end."""
         return self.end(spec, self.start(spec, env=env))
 
+    def running(
+        self, spec: JobSpec, *, env: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[str]":
+        """Start a script, and wait until its command has made the file `running`."""
+        process = self.start(spec, env=env)
+        running = self.workspace / "running"
+        wait_until(lambda: running.exists() or process.poll() is not None)
+        return process
+
     def signalled(
         self, spec: JobSpec, *signals: int, env: Mapping[str, str] | None = None
     ) -> Ended:
         """Run a script that gets signals once its command has made the file `running`."""
-        process = self.start(spec, env=env)
-        running = self.workspace / "running"
-        wait_until(lambda: running.exists() or process.poll() is not None)
+        process = self.running(spec, env=env)
         for number in signals:
             os.kill(process.pid, number)
         return self.end(spec, process)

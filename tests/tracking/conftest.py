@@ -2,8 +2,9 @@
 
 import json
 import os
+import shutil
 import sys
-import time
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,14 +22,17 @@ from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 from snakemake_executor_plugin_mantik.tracking import worker_client
 from snakemake_executor_plugin_mantik.tracking.run import WORKFLOW
 from snakemake_executor_plugin_mantik.tracking.worker_client import WORKER
+from tests.support import mlflowserver
 from tests.support.daemons import Daemon
 from tests.support.forkserver import LIMITS
 from tests.support.gate import Gate
 from tests.support.ports import free_port
 from tests.support.sandbox import FAST
+from tests.support.shared import Told, keep, session_directory, shared
 from tests.support.workflows import SHORT, Place, Project, place_in, until
 
 START_S = 600.0
+CHECKOUT = Path(__file__).parents[2]
 PASSWORD = "s3cret-of-the-tracking-server"
 """Never leaves this machine; the server here does not ask for it."""
 
@@ -56,43 +60,80 @@ class TrackingServer:
     def uri(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @cached_property
-    def _daemon(self) -> Daemon:
-        command = [
+    @property
+    def command(self) -> list[str]:
+        return [
             *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"),
             *("--port", str(self.port), "--workers", "1"),
             *("--backend-store-uri", self.database or f"sqlite:///{self.directory}/db"),
             *("--artifacts-destination", self.artifacts or str(self.directory / "artifacts")),
         ]
-        environment = {
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {
             **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             "MLFLOW_SERVER_ALLOWED_HOSTS": "*", **self.environment,
         }  # fmt: skip
-        log = self.directory / "server.log"
-        return Daemon(command, self.directory, log, environment, forks=True)
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "server.log"
+
+    @cached_property
+    def _daemon(self) -> Daemon:
+        return Daemon(self.command, self.directory, self.log, self.variables, forks=True)
 
     def start(self) -> None:
         self._daemon.start()
-        end = time.monotonic() + START_S
-        while True:
-            assert time.monotonic() < end, self._daemon.console.read_text()
-            try:
-                if httpx.get(f"{self.uri}/health", timeout=2).status_code == 200:
-                    return
-            except httpx.TransportError:
-                time.sleep(0.1)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until it answers."""
+        until(self._answers, f"MLflow ({self.log})", START_S)
+
+    def _answers(self) -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{self.uri}/health", timeout=2).status_code == httpx.codes.OK
+        return False
 
     def stop(self) -> None:
         self._daemon.kill()
 
 
+_ALL_OF_IT = ("setsid", "sh", "-c", """trap 'kill -9 0' TERM; "$@" & wait""", "sh")
+"""Runs a server so that SIGTERM ends what it has forked as well."""
+
+
+def _start_tracking(directory: Path, users: Path) -> Told:
+    made = TrackingServer(directory, free_port())
+    command = [*_ALL_OF_IT, *made.command]
+    keep(users, command, directory=directory, console=made.log, env=made.variables)
+    made.wait()
+    return {"directory": str(directory), "port": made.port}
+
+
 @pytest.fixture(scope="session")
 def tracking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrackingServer]:
-    """The worker's tracking server; each test has an experiment of its own there."""
-    server = TrackingServer(tmp_path_factory.mktemp("mlflow"), free_port())
-    server.start()
-    yield server
-    server.stop()
+    """The session's tracking server; each test has an experiment of its own there."""
+    with shared(session_directory(tmp_path_factory) / "mlflow", _start_tracking) as told:
+        yield TrackingServer(Path(told["directory"]), told["port"])
+
+
+def _start_forks(directory: Path, users: Path) -> Told:
+    name, console = f"mantik-{uuid.uuid4()}", directory / "console.log"
+    command = [sys.executable, "-m", mlflowserver.__name__, "serve", name]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    keep(users, command, directory=CHECKOUT, console=console, env=environment)
+    until(lambda: "listens" in console.read_text(), "what forks for MLflow", START_S)
+    return {"words": f"{sys.executable} -IS {mlflowserver.__file__} {name}"}
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The words before a file or module that uses MLflow, which run it without the import."""
+    with shared(session_directory(tmp_path_factory) / "forks", _start_forks) as told:
+        yield told["words"]
 
 
 @pytest.fixture(scope="session")
@@ -127,11 +168,16 @@ def _is_published_from(root: Path) -> bool:
 
 @dataclass
 class Tracked:
-    """A project whose runs are tracked, and what MLflow knows of them."""
+    """A project whose runs are tracked, and what MLflow knows of them.
+
+    Attributes:
+        python: what jobs may run files with that use MLflow, unless they are to be killed.
+    """
 
     project: Project
     uri: str
     experiment: str
+    python: str
 
     def __post_init__(self) -> None:
         self.project.extra |= {
@@ -141,8 +187,11 @@ class Tracked:
             "MLFLOW_TRACKING_PASSWORD": PASSWORD,
             "MLFLOW_TRACKING_USERNAME": "user",
             # However slow the machine is, a server that answers tells the jobs' ids.
-            LIMITS: json.dumps({f"{worker_client.__name__}.MADE_WAIT_S": 600}),
-        }
+            LIMITS: json.dumps(
+                {f"{worker_client.__name__}.MADE_WAIT_S": 600,
+                 f"{worker_client.__name__}.PYTHON": self.python.split()}
+            ),
+        }  # fmt: skip
         self.client = MlflowClient(tracking_uri=self.uri)
 
     def _settle(self) -> None:
@@ -199,18 +248,31 @@ class Tracked:
 
 
 @pytest.fixture
-def tracked(sandbox: Sandbox, tracking_server: TrackingServer, tmp_path: Path) -> Iterator[Tracked]:
+def tracked(
+    sandbox: Sandbox, tracking_server: TrackingServer, tmp_path: Path, python: str
+) -> Iterator[Tracked]:
     """A project at the UNICORE site whose runs go to the server."""
     project = Project(tmp_path / "project", place(sandbox, "hpc1"))
-    yield Tracked(project, tracking_server.uri, str(tmp_path))
+    yield Tracked(project, tracking_server.uri, str(tmp_path), python)
     project.close()
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow store without runs: a SQLite file, which takes seconds to make."""
+    made = tmp_path_factory.mktemp("store") / "runs.db"
+    MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments()
+    return made
+
+
 @pytest.fixture
-def elsewhere(sandbox: Sandbox, tmp_path: Path) -> Iterator[Tracked]:
+def elsewhere(
+    sandbox: Sandbox, tmp_path: Path, python: str, empty_store: Path
+) -> Iterator[Tracked]:
     """A project at the firecREST site whose runs go to a SQLite file beside the Snakefile."""
     project = Project(tmp_path / "project", place(sandbox, "hpc2"))
-    made = Tracked(project, f"sqlite:///{project.directory / 'runs.db'}", "digits")
+    shutil.copyfile(empty_store, project.directory / "runs.db")
+    made = Tracked(project, f"sqlite:///{project.directory / 'runs.db'}", "digits", python)
     project.extra["MLFLOW_TRACKING_URI"] = "sqlite:///runs.db"
     yield made
     project.close()
@@ -218,12 +280,12 @@ def elsewhere(sandbox: Sandbox, tmp_path: Path) -> Iterator[Tracked]:
 
 @pytest.fixture
 def gated(
-    sandbox: Sandbox, tracking_server: TrackingServer, tmp_path: Path
+    sandbox: Sandbox, tracking_server: TrackingServer, tmp_path: Path, python: str
 ) -> Iterator[tuple[Tracked, Gate]]:
     """Like `tracked`, with a gate before the server."""
     project = Project(tmp_path / "project", place(sandbox, "hpc1"))
     gate = Gate(tracking_server.port)
-    made = Tracked(project, tracking_server.uri, str(tmp_path))
+    made = Tracked(project, tracking_server.uri, str(tmp_path), python)
     project.extra["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{gate.port}"
     yield made, gate
     gate.close()

@@ -29,9 +29,9 @@ with mlflow.start_run():
 """
 
 
-def prepare(project: Project) -> None:
+def prepare(project: Project, python: str = sys.executable) -> None:
     project.write("slow.py", SLOW)
-    project.write("Snakefile", workflow(train=f"{sys.executable} slow.py"))
+    project.write("Snakefile", workflow(train=f"{python} slow.py"))
 
 
 def logged(project: Project) -> bool:
@@ -40,7 +40,7 @@ def logged(project: Project) -> bool:
 
 def test_controller_killed(tracked: Tracked) -> None:
     project = tracked.project
-    prepare(project)
+    prepare(project, tracked.python)
     first = project.start("--nolock", "--rerun-incomplete")
     until(lambda: logged(project), "the job")
     until(lambda: tracked.run().info.status == "RUNNING", "the run")
@@ -76,11 +76,11 @@ def test_a_job_that_waited_for_another_while_nobody_looked(tracked: Tracked) -> 
     project = tracked.project
     project.write("Snakefile", CHAIN)
     first = project.start("--nolock", "--rerun-incomplete")
-    first.says("b: queued behind a")
+    first.says("b: waits for a")
     until(tracked.runs, "its run")
     until(lambda: WAITING_REASON in tracked.run().data.tags, "what it waits for")
     assert tracked.run().info.status == "SCHEDULED"
-    assert tracked.run().data.tags[WAITING_REASON] == "queued behind a"
+    assert tracked.run().data.tags[WAITING_REASON] == "waits for a"
     first.kill()
     (project.workspace / "go").touch()
     [b] = [record for record in project.tries if record.rule == "b"]
@@ -98,41 +98,29 @@ def test_a_job_that_waited_for_another_while_nobody_looked(tracked: Tracked) -> 
 
 
 @pytest.mark.nightly
-def test_cancelled_after_the_controller_was_killed(
-    tracked: Tracked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The command runs in this process, which outlives it.
-    monkeypatch.setattr(Tracker, "close", partialmethod(Tracker.close, WAIT_S))
+@pytest.mark.parametrize("killed", [True, False])
+def test_ended_by_the_user(tracked: Tracked, monkeypatch: pytest.MonkeyPatch, killed: bool) -> None:
+    """With Ctrl-C, or by a command after the controller was killed."""
     project = tracked.project
     prepare(project)
-    first = project.start("--nolock", "--rerun-incomplete")
+    running = project.start("--nolock", "--rerun-incomplete")
     until(lambda: logged(project), "the job")
     until(lambda: tracked.run().info.status == "RUNNING", "the run")
-    first.kill()
 
-    said = smk_mantik(project, "cancel", "--all").ok().output
-
-    run = tracked.run()
-    assert run.info.status == "KILLED", said
-    assert tracked.history(run, "m") == [(0, 1.0)], said
-    # Nobody goes on with it.
-    assert tracked.workflow().info.status == "KILLED", said
-
-
-@pytest.mark.nightly
-def test_interrupted(tracked: Tracked) -> None:
-    project = tracked.project
-    prepare(project)
-    running = project.start()
-    until(lambda: logged(project), "the job")
-
-    said = running.interrupt().output
+    if killed:
+        running.kill()
+        # The command runs in this process, which outlives it.
+        monkeypatch.setattr(Tracker, "close", partialmethod(Tracker.close, WAIT_S))
+        said = smk_mantik(project, "cancel", "--all").ok().output
+    else:
+        said = running.interrupt().output
 
     run = tracked.run()
     assert run.info.status == "KILLED", said
     assert tracked.history(run, "m") == [(0, 1.0)], said
     log = tracked.client.download_artifacts(run.info.run_id, "mantik/log.txt")
     assert "begun" in Path(log).read_text()
+    # Nobody goes on with it.
     assert tracked.workflow().info.status == "KILLED", said
 
 
@@ -142,8 +130,8 @@ def test_detached_and_another_workflow_meanwhile(tracked: Tracked) -> None:
     project.write("Snakefile", workflow(train=waits))
     project.write("other/Snakefile", workflow(other="true"))
     running = project.start()
-    until(lambda: logged(project), "the job")
-    until(lambda: tracked.run().info.status == "RUNNING", "the run")
+    # MLflow creates a run as one that runs: that its job does is known here first.
+    running.says("train: runs at")
 
     running.process.send_signal(signal.SIGTERM)
     tells(running.end().output, "Detached")
@@ -170,7 +158,7 @@ def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:
     project.write(
         "log.py", "import mlflow\nwith mlflow.start_run():\n    mlflow.log_metric('m', 1)\n"
     )
-    command = f"{sys.executable} log.py"
+    command = f"{tracked.python} log.py"
     project.write("Snakefile", workflow(one=command, two=command))
     gate.shut()
 

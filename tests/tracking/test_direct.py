@@ -1,7 +1,5 @@
 """Jobs that log to the tracking server themselves: what they get, and who has to know of it."""
 
-import sys
-
 import pytest
 
 from hpc_sandbox.server import Sandbox
@@ -60,7 +58,7 @@ def test_a_job_logs_by_itself(
 ) -> None:
     project = tracked.project
     project.write("logs.py", LOGS)
-    project.write("Snakefile", workflow(train=f"{sys.executable} logs.py {PASSWORD[::-1]}"))
+    project.write("Snakefile", workflow(train=f"{tracked.python} logs.py {PASSWORD[::-1]}"))
     said = project.run("--mantik-track-direct").failed()
     tells(said, "127.0.0.1 means the node that it runs on", "leave the option out")
     assert not project.workspace.exists()

@@ -1,7 +1,5 @@
 """Entry points in a group: each is an MLflow run of its own, below the group's."""
 
-import sys
-
 from mlflow.entities import Run
 
 from snakemake_executor_plugin_mantik.jobs.script import export_lines
@@ -49,7 +47,7 @@ def test_members_have_runs_also_over_retries(tracked: Tracked) -> None:
     project = tracked.project
     project.write("code.py", CODE)
     once = str(project.directory.parent / "once")
-    text = SNAKEFILE.replace("PYTHON", sys.executable).replace("ONCE", once)
+    text = SNAKEFILE.replace("PYTHON", tracked.python).replace("ONCE", once)
     project.write("Snakefile", HEAD + text)
 
     said = project.run("test.txt", "--retries", "1").ok().output

@@ -12,7 +12,6 @@ from snakemake_executor_plugin_mantik.tracking.registered import _rename
 from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
     SOURCE,
     Replayed,
-    empty,
     store,
     target,
     told,
@@ -55,64 +54,52 @@ def in_place_of_inputs(at: Path) -> None:
     write(at / "7" / SOURCE / "inputs", "1")
 
 
-HOSTILE: dict[str, Callable[[Path], None]] = {
-    "a parameter's name": in_run("params/\x1b[31mred", "1"),
-    "a parameter's long way": in_run("params/a/../b/x", "1"),
-    "a parameter that is no text": in_run("params/bytes", b"\xff\xfe"),
-    "a parameter without end": in_run("params/long", "x" * (recorded.LONGEST_VALUE + 1)),
-    "a tag's name": in_run("tags/a\nb", "1"),
-    "a metric's name": in_run("metrics/a;b", "1 1 1\n"),
-    "a metric beyond all numbers": in_run("metrics/m", f"{1 << 70} 1 1\n1 1 {1 << 70}\n1 1e999 1\n"
-    ),
-    "a line without end": in_run("metrics/m", b"1" * 1_000_000),
-    "a description that is nested": in_run("meta.yaml", DEEP),
-    "a description that explodes": in_run("meta.yaml", BOMB),
-    "a description of somebody else": in_run("meta.yaml", "run_id: x\nexperiment_id: '9'\n"),
-    "an inner run's odd state": inner("meta.yaml", "status: 99\nrun_id: 5\n"),
-    "an inner run's tag": inner("tags/mantik.key", "somebody's"),
-    "a model's description": in_models("meta.yaml", DEEP),
-    "a model that says nothing": in_models("meta.yaml", "x: 1\n"),
-    "a model elsewhere": in_models(
-        "meta.yaml", "model_id: ../../../../precious\nexperiment_id: '7'\nname: n\nstatus: 2\n"
-    ),
-    "an input": in_run("inputs/x/meta.yaml", "{["),
-    "an output": in_run("outputs/x/meta.yaml", "x: 1\n"),
-    "data": lambda at: write(at / "7" / "datasets" / "d" / "meta.yaml", DEEP),
-    "an experiment": lambda at: write(at / "x" / "meta.yaml", "experiment_id: /\nname: [a]\n"),
-    "a file for a directory": in_place_of_inputs,
-    "a directory for a file": in_run("meta.yaml/x", "1"),
+# Each store takes seconds: what does not get in each other's way is in one.
+HOSTILE: dict[str, list[Callable[[Path], None]]] = {
+    "values": [
+        in_run("params/\x1b[31mred", "1"),
+        in_run("params/a/../b/x", "1"),
+        in_run("params/bytes", b"\xff\xfe"),
+        in_run("params/long", "x" * (recorded.LONGEST_VALUE + 1)),
+        in_run("tags/a\nb", "1"),
+        in_run("metrics/a;b", "1 1 1\n"),
+        in_run("metrics/beyond", f"{1 << 70} 1 1\n1 1 {1 << 70}\n1 1e999 1\n"),
+        in_run("metrics/m", b"1" * 1_000_000),
+        in_run("meta.yaml", DEEP),
+        inner("tags/mantik.key", "somebody's"),
+        in_models("meta.yaml", DEEP),
+        in_run("inputs/x/meta.yaml", "{["),
+        lambda at: write(at / "7" / "datasets" / "d" / "meta.yaml", DEEP),
+    ],
+    "a description that explodes": [
+        in_run("meta.yaml", BOMB),
+        in_models("meta.yaml", "x: 1\n"),
+        in_run("outputs/x/meta.yaml", "x: 1\n"),
+    ],
+    "descriptions of others": [
+        in_run("meta.yaml", "run_id: x\nexperiment_id: '9'\n"),
+        in_models(
+            "meta.yaml", "model_id: ../../../../precious\nexperiment_id: '7'\nname: n\nstatus: 2\n"
+        ),
+        lambda at: write(at / "x" / "meta.yaml", "experiment_id: /\nname: [a]\n"),
+    ],
+    "an odd state, a file for a directory": [
+        inner("meta.yaml", "status: 99\nrun_id: 5\n"), in_place_of_inputs,
+    ],
+    "a directory for a file": [
+        lambda at: (at / "7" / SOURCE / "meta.yaml").unlink(), in_run("meta.yaml/x", "1"),
+    ],
 }  # fmt: skip
 
 
-# Each store takes seconds: what does not get in each other's way is in one.
-TOGETHER = [
-    [
-        *(name for name in HOSTILE if name.startswith(("a parameter", "a tag", "a metric"))),
-        "a line without end", "a description that is nested", "an inner run's tag",
-        "a model's description", "an input", "data",
-    ],
-    ["a description that explodes", "a model that says nothing", "an output"],
-    ["a description of somebody else", "a model elsewhere", "an experiment"],
-    ["an inner run's odd state", "a file for a directory"],
-    ["a directory for a file"],
-]  # fmt: skip
-
-
-def test_nothing_is_left_out() -> None:
-    assert {name for names in TOGETHER for name in names} == set(HOSTILE)
-
-
-@pytest.mark.parametrize("names", TOGETHER, ids=lambda names: names[0])
+@pytest.mark.parametrize("what", HOSTILE)
 def test_the_rest_comes_over(
-    told: Replayed, names: list[str], tmp_path: Path  # noqa: F811
+    told: Replayed, what: str, tmp_path: Path  # noqa: F811
 ) -> None:  # fmt: skip
     precious = tmp_path / "precious" / "artifacts" / "MLmodel"
     write(precious, "model_id: mine\n")
-    meta = told.store / "7" / SOURCE / "meta.yaml"
-    if "a directory for a file" in names:
-        meta.unlink()
-    for name in names:
-        HOSTILE[name](told.store)
+    for spoil in HOSTILE[what]:
+        spoil(told.store)
     write(told.store / "7" / SOURCE / "tags" / "lines", b"of\r\nWindows\r")
 
     told.replay()
@@ -168,12 +155,9 @@ def test_a_models_own_description(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_read() -> None:
+def test_what_is_read(tmp_path: Path) -> None:
     assert read_mapping(Path("/dev/zero")) is None
     assert read_mapping(Path("/nowhere")) is None
-
-
-def test_how_deep(tmp_path: Path) -> None:
     file = tmp_path / "meta.yaml"
     write(file, "a: " + "[" * (MAX_YAML_DEPTH - 1) + "]" * (MAX_YAML_DEPTH - 1))
     assert read_mapping(file)

@@ -124,9 +124,9 @@ def test_how_jobs_end(elsewhere: Tracked) -> None:
     project.write(
         "Snakefile",
         workflow(
-            crashes=f"{sys.executable} log.py && exit 3",
-            stopped=f"{sys.executable} log.py && kill -TERM {SCRIPT} && sleep 30",
-            vanished=f"{sys.executable} log.py && kill -KILL {SCRIPT} && sleep 30",
+            crashes=f"{elsewhere.python} log.py && exit 3",
+            stopped=f"{elsewhere.python} log.py && kill -TERM {SCRIPT} && sleep 30",
+            vanished=f"{elsewhere.python} log.py && kill -KILL {SCRIPT} && sleep 30",
             untracked="printenv MLFLOW_RUN_ID MLFLOW_TRACKING_URI",
         ),
     )

@@ -61,9 +61,9 @@ pathlib.Path("points").write_text("\\n".join(sorted(points)))
 """
 
 
-def prepare(project: Project) -> None:
+def prepare(project: Project, python: str = sys.executable) -> None:
     project.write("logs.py", LOGS)
-    project.write("Snakefile", workflow(train=f"{sys.executable} logs.py"))
+    project.write("Snakefile", workflow(train=f"{python} logs.py"))
 
 
 def touch(project: Project, name: str) -> None:
@@ -125,16 +125,16 @@ def test_what_a_job_logs_is_told_while_it_runs(tracked: Tracked) -> None:
 
     until(lambda: count(tracked, "loss/train") == 50, "the first points")
     until(lambda: "inner" in tracked.runs(), "the nested run")
+    until(lambda: tracked.runs()["train"].data.tags.get("colour") == "red", "the tag")
+    until(lambda: tracked.runs()["train"].data.params == {"depth": "3"}, "the param")
     run = tracked.runs()["train"]
     assert run.info.status == "RUNNING"
-    assert run.data.params == {"depth": "3"}
-    assert run.data.tags["colour"] == "red"
     until(lambda: tracked.artifacts(run) == ["notes/a ü.txt"], "the artifact")
     touch(project, "go1")
     reached(project, "two")
     until(lambda: count(tracked, "loss/train") == 80, "more points")
     until(lambda: tracked.client.search_logged_models([run.info.experiment_id]), "the model")
-    assert _text(tracked, run, "notes/a ü.txt") == "second"
+    until(lambda: _text(tracked, run, "notes/a ü.txt") == "second", "the artifact's new text")
     # What is too large comes in the end.
     assert "large" not in tracked.artifacts(run)
     touch(project, "go2")
@@ -145,7 +145,7 @@ def test_what_a_job_logs_is_told_while_it_runs(tracked: Tracked) -> None:
 def test_whoever_dies_meanwhile(elsewhere: Tracked) -> None:
     # At a firecREST site, into an SQLite file.
     project = elsewhere.project
-    prepare(project)
+    prepare(project, elsewhere.python)
     first = project.start("--nolock", "--rerun-incomplete")
     reached(project, "one")
     until(lambda: count(elsewhere, "loss/train") > 0, "the first points")

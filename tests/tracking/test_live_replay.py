@@ -4,12 +4,13 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking.published import Destination, Published, Replay
+from snakemake_executor_plugin_mantik.tracking.published import Published
 from snakemake_executor_plugin_mantik.tracking.replay import (
     COPY_LATER,
     COPY_TREE,
@@ -24,7 +25,7 @@ from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
     Mortal,
     Replayed,
     each_death,
-    empty,
+    replay_of,
     store,
     target,
     told,
@@ -41,9 +42,6 @@ class Job:
         self.ended = directory / "ended" / "mlruns"
         self.known = Published(doubt=False)
         self.said: list[str] = []
-        self.destination = Destination(
-            TRY, replayed.run_id, replayed.experiment_id, SOURCE, "7", name="train C=1"
-        )
 
     def logs(self, stage: int) -> None:
         """What the copy holds at a stage; 3: the job is over, and its whole store is here."""
@@ -77,7 +75,8 @@ class Job:
         """What the worker does then."""
         client = client or self.replayed.client
         left, status = (self.tree, "") if stage < 3 else (self.ended, "FAILED")
-        publish_store(Replay(client, left, self.destination, self.known, self.said.append), status)
+        known, say = self.known, self.said.append
+        publish_store(replay_of(self.replayed, client, left, known, say), status)
 
     def goes_on(self, error: Exception, stage: int) -> None:
         """What was broken off is repeated: by another worker, if that one was killed."""
@@ -92,31 +91,13 @@ def job(told: Replayed, tmp_path: Path) -> Job:  # noqa: F811
     return Job(told, tmp_path)
 
 
-class Counting:
-    """A client that counts what is told, and of which artifacts."""
-
-    def __init__(self, client: MlflowClient) -> None:
-        self._client = client
-        self.points = 0
-        self.acts: list[str] = []
-        self.looked: set[str] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self._client, name)
-        self.looked.add(name)
-        if not name.startswith(Mortal.ACTS):
-            return real
-
-        def act(*arguments: Any, **named: Any) -> Any:
-            self.acts.append(name)
-            self.points += len(named.get("metrics", ()))
-            return real(*arguments, **named)
-
-        return act
+def acts(client: Mock) -> list[str]:
+    """What a client that is watched has changed at MLflow."""
+    return [name for name, _, _ in client.method_calls if name.startswith(Mortal.ACTS)]
 
 
 def test_what_is_there_is_told_and_nothing_twice(job: Job, tmp_path: Path) -> None:
-    client = Counting(job.replayed.client)
+    client = Mock(wraps=job.replayed.client)
     job.logs(1)
     job.notify(1, client)
 
@@ -131,9 +112,9 @@ def test_what_is_there_is_told_and_nothing_twice(job: Job, tmp_path: Path) -> No
     assert found["inner"]["status"] == "FINISHED"
     # A model that is not here in whole is left, too.
     assert found["models"] == []
-    acts = len(client.acts)
+    before = acts(client)
     job.notify(1, client)
-    assert len(client.acts) == acts
+    assert acts(client) == before
     job.logs(2)
     job.notify(2, client)
     found = job.replayed.view()
@@ -148,13 +129,15 @@ def test_what_is_there_is_told_and_nothing_twice(job: Job, tmp_path: Path) -> No
     assert said == []
 
     # loss/a, bad, endless, inner and open once each, score also for its model, which came later.
-    assert client.points == 5 + 1 + 1 + 1 + 1 + 2
-    assert client.acts.count("log_artifacts") == 2
-    assert client.acts.count("log_model_artifacts") == 1
+    points = sum(len(named.get("metrics", ())) for _, _, named in client.method_calls)
+    assert points == 5 + 1 + 1 + 1 + 1 + 2
+    assert acts(client).count("log_artifacts") == 2
+    assert acts(client).count("log_model_artifacts") == 1
     (plot,) = (tmp_path / "artifacts").rglob("ü #1.txt")
     assert plot.read_text() == "plot"
     # Who has told all of it himself need not ask what is known.
-    assert not {"get_metric_history", "search_runs", "search_logged_models"} & client.looked
+    looked = {name for name, _, _ in client.method_calls}
+    assert not {"get_metric_history", "search_runs", "search_logged_models"} & looked
 
 
 def test_a_run_whose_making_was_not_answered_is_not_made_twice(
@@ -196,7 +179,7 @@ def test_of_metrics_that_the_job_has_begun_anew_no_middle_of_a_line_is_told(job:
 def test_killed_anywhere_while_the_job_logs(
     job: Job,
     tmp_path: Path,
-    empty: Path,  # noqa: F811
+    empty_store: Path,
     step: int,
 ) -> None:
     fresh = tmp_path / "fresh.db"

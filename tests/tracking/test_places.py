@@ -33,7 +33,6 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Written
 
 
 def work(workdir: Path) -> list[Mapping[str, Any]]:
-    """What the worker answers who tells what it can."""
     answers: list[Mapping[str, Any]] = []
     made = Worker(workdir, answers.append)
     made.finish()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow.entities import Run
@@ -26,10 +27,8 @@ from snakemake_executor_plugin_mantik.tracking.run import (
     WORKFLOW,
 )
 from snakemake_executor_plugin_mantik.tracking.store import try_directory
-from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, each_death, empty
+from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, each_death
 from tests.tracking.written import Written
-
-__all__ = ["empty"]
 
 FAILED, TRIED_AGAIN = "first", "second"
 
@@ -37,9 +36,9 @@ FAILED, TRIED_AGAIN = "first", "second"
 class Directory(Written):
     """A workflow's directory with what is to be told of two tries of a job."""
 
-    def __init__(self, path: Path, empty: Path) -> None:
+    def __init__(self, path: Path, empty_store: Path) -> None:
         path.mkdir()
-        shutil.copyfile(empty, path / "runs.db")
+        shutil.copyfile(empty_store, path / "runs.db")
         super().__init__(path, f"sqlite:///{path}/runs.db", "digits")
         self.client = MlflowClient(tracking_uri=self.uri)
         artifacts = (path / "artifacts").as_uri()
@@ -104,17 +103,17 @@ class Directory(Written):
 
 
 @pytest.fixture
-def directory(tmp_path: Path, empty: Path) -> Iterator[Directory]:
-    made = Directory(tmp_path / "w", empty)
+def directory(tmp_path: Path, empty_store: Path) -> Iterator[Directory]:
+    made = Directory(tmp_path / "w", empty_store)
     yield made
     made.journal.close()
 
 
 @each_death
-def test_killed_anywhere(tmp_path: Path, empty: Path, step: int) -> None:
+def test_killed_anywhere(tmp_path: Path, empty_store: Path, step: int) -> None:
     died, alive = 0, False
     while not alive:
-        each = Directory(tmp_path / str(died), empty)
+        each = Directory(tmp_path / str(died), empty_store)
         # Dead before the act, or after it; or the server does not answer.
         try:
             each.publish(Mortal(each.client, died + 1, ENDS[died % len(ENDS)]))
@@ -130,37 +129,31 @@ def test_killed_anywhere(tmp_path: Path, empty: Path, step: int) -> None:
 ENDS = (Killed(), OVERLOADED)
 
 
-class Slow:
-    """MLflow's client, whose first run takes long enough for another one to be made twice."""
+def test_a_run_is_made_once_by_those_who_make_several(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one takes long enough to be made twice."""
+    publisher, create = directory.publisher(), directory.client.create_run
+    begun, again_begun = threading.Event(), threading.Event()
 
-    def __init__(self, client: MlflowClient) -> None:
-        self.client = client
-        self.begun, self.again = threading.Event(), threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.client, name)
-
-    def create_run(self, *args: Any, **kwargs: Any) -> Run:
+    def create_run(*args: Any, **kwargs: Any) -> Run:
         if kwargs["run_name"] == FAILED:
-            if self.begun.is_set():
-                self.again.set()
-            self.begun.set()
-            self.again.wait(0.3)
-        return self.client.create_run(*args, **kwargs)
+            if begun.is_set():
+                again_begun.set()
+            begun.set()
+            again_begun.wait(0.3)
+        return create(*args, **kwargs)
 
-
-def test_a_run_is_made_once_by_those_who_make_several(directory: Directory) -> None:
-    client = Slow(directory.client)
-    publisher = directory.publisher()
+    monkeypatch.setattr(directory.client, "create_run", create_run)
 
     def make(name: str) -> None:
-        publisher._here.__dict__[directory.uri] = client
+        publisher._here.__dict__[directory.uri] = directory.client
         publisher.make(directory.records[name].id)
 
     # Its tag names the run of the try before, which is made for that.
     again = threading.Thread(target=make, args=(TRIED_AGAIN,))
     again.start()
-    assert client.begun.wait(600)
+    assert begun.wait(600)
     make(FAILED)
     again.join(600)
 
@@ -221,26 +214,15 @@ def test_a_run_that_is_deleted_meanwhile_holds_up_no_other(directory: Directory)
     assert not os.path.exists(directory.directory / try_directory(failed))
 
 
-class Refusing:
-    """A client that may log no artifacts."""
-
-    def __init__(self, client: MlflowClient, error: Exception) -> None:
-        self._client = client
-        self._error = error
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    def log_artifacts(self, *_: object) -> None:
-        raise self._error
-
-
 @pytest.mark.parametrize("refused", [True, False])
-def test_how_a_job_ended_is_told_without_its_files(directory: Directory, refused: bool) -> None:
+def test_how_a_job_ended_is_told_without_its_files(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
     code = INVALID_PARAMETER_VALUE if refused else PERMISSION_DENIED
     error = MlflowException("no room for artifacts", code)
+    monkeypatch.setattr(directory.client, "log_artifacts", Mock(side_effect=error))
     failed = directory.records[FAILED].id
-    publisher = directory.publisher(Refusing(directory.client, error))
+    publisher = directory.publisher(directory.client)
     publisher.make(directory.key)
 
     with nullcontext() if refused else pytest.raises(MlflowException):
@@ -299,3 +281,103 @@ def test_an_end_between_two_looks_at_the_log_is_published(
     directory.publish(directory.client)
     [late] = directory.client.search_runs([directory.experiment_id], "run_name = 'late'")
     assert (late.info.status, directory.left) == ("FINISHED", 0)
+
+
+def test_a_tag_that_is_gone_already_holds_up_no_state(directory: Directory) -> None:
+    """Removing it has no answer, or somebody else has removed it."""
+    stuck = directory.job("stuck")
+    directory.journal.waiting(stuck.id, "PartitionDown")
+    client = Mock(wraps=directory.client)
+    publisher = directory.publisher(client)
+    publisher.publish(stuck.id)
+    directory.journal.waiting(stuck.id, "")
+
+    def delete_tag(*args: Any) -> None:
+        directory.client.delete_tag(*args)
+        raise OVERLOADED
+
+    client.delete_tag = delete_tag
+    with pytest.raises(MlflowException):
+        publisher.publish(stuck.id)
+    client.delete_tag = directory.client.delete_tag
+    publisher.publish(stuck.id)
+    directory.journal.waiting(stuck.id, "ReqNodeNotAvail")
+    publisher.publish(stuck.id)
+    run_id = publisher._cursor.run(stuck.id).run_id
+    directory.client.delete_tag(run_id, WAITING_REASON)
+    directory.end(stuck)
+    publisher.publish(stuck.id)
+    publisher._cursor.close()
+    run = directory.client.get_run(run_id)
+    assert (run.info.status, WAITING_REASON in run.data.tags) == ("FINISHED", False)
+    assert directory.said == []
+
+
+def test_a_group_that_was_settled_and_then_submitted_after_all(directory: Directory) -> None:
+    journal = directory.journal
+    directory.key = journal.tracked.begin("another")
+    group = directory.job("group", members={"1": {"name": "one", "tags": {}, "params": {}}})
+    journal.tracked.settle()
+
+    def states() -> list[str]:
+        directory.publish(directory.client)
+        found = directory.client.search_runs([directory.experiment_id])
+        return [run.info.status for run in found if run.info.run_name in {"group", "one"}]
+
+    assert states() == ["KILLED", "KILLED"]
+    journal.tracked.revive(group.id)
+    assert states() == ["SCHEDULED", "SCHEDULED"]
+    directory.end(group, words="it has finished")
+    assert states() == ["FINISHED", "FINISHED"]
+    run = directory.client.get_run(directory.published(group.id).run_id)
+    assert run.data.tags["mantik.reason"] == "it has finished"
+
+
+def test_the_files_of_a_job_that_was_settled_and_revived_stay(directory: Directory) -> None:
+    directory.key = directory.journal.tracked.begin("another")
+    job = directory.job("job")
+    directory.journal.tracked.settle()
+    directory.journal.tracked.revive(job.id)
+    kept = directory.directory / try_directory(job.id)
+    kept.mkdir()
+    directory.publish(directory.client)
+    assert kept.exists()
+    directory.end(job)
+    directory.publish(directory.client)
+    assert not kept.exists()
+
+
+def test_a_retry_that_joins_a_run_while_that_is_made(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, retry = directory.job("first one", one=True), directory.plan("first one")
+    directory.end(first, "failed")
+    publisher = directory.publisher(directory.client)
+    make = publisher._make
+
+    def slow(log: Log, run: LoggedRun) -> Any:
+        made = make(log, run)
+        directory.track(retry, head=first.id, one=True)
+        return made
+
+    monkeypatch.setattr(publisher, "_make", slow)
+    publisher.publish(first.id)
+    monkeypatch.undo()
+    run_id = publisher._cursor.run(first.id).run_id
+    assert directory.client.get_run(run_id).info.status == "FAILED"
+    publisher.publish(retry.id)
+    publisher._cursor.close()
+    assert directory.client.get_run(run_id).info.status == "SCHEDULED"
+
+
+def test_what_shares_a_run_is_found_without_reading_all_jobs(directory: Directory) -> None:
+    asked: list[str] = []
+    with open_log(directory.directory) as log:
+        log.db.set_trace_callback(asked.append)
+        assert log.sharing(directory.records[FAILED].id) == [directory.records[FAILED].id]
+        log.db.set_trace_callback(None)
+        plans = [
+            row["detail"] for sql in asked for row in log.db.execute(f"EXPLAIN QUERY PLAN {sql}")
+        ]
+    assert plans
+    assert not [plan for plan in plans if plan.startswith("SCAN")]

@@ -1,6 +1,7 @@
 """What a job logged into its own store comes into its run: all of it, once, however often told."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras
 from snakemake_executor_plugin_mantik.tracking import replay
-from snakemake_executor_plugin_mantik.tracking.published import Destination, Published, Replay
+from snakemake_executor_plugin_mantik.tracking.published import Published, Replay
 from snakemake_executor_plugin_mantik.tracking.recorded import metric_files
 from snakemake_executor_plugin_mantik.tracking.replay import publish_store
 from snakemake_executor_plugin_mantik.tracking.store import RunIdentity, store_skeleton
@@ -30,18 +31,10 @@ SOURCE = "a" * 32
 TRY = "11111111-2222-4333-8444-555555555555"
 
 
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty SQLite store: to make its tables takes seconds."""
-    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
-    return path
-
-
 @pytest.fixture
-def target(empty: Path, tmp_path: Path) -> MlflowClient:
+def target(empty_store: Path, tmp_path: Path) -> MlflowClient:
     """A client of a new SQLite store, with an experiment."""
-    shutil.copyfile(empty, tmp_path / "mlflow.db")
+    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     client.create_experiment("digits", artifact_location=(tmp_path / "artifacts").as_uri())
     return client
@@ -119,16 +112,10 @@ class Replayed:
     said: list[str]
 
     def replay(self, client: Any = None, *, again: bool = False) -> None:
-        destination = Destination(
-            TRY, self.run_id, self.experiment_id, SOURCE, "7", name="train C=1"
-        )
+        known = Published(doubt=again)
         publish_store(
-            Replay(
-                client or self.client, self.store, destination, Published(doubt=again),
-                self.said.append,
-            ),
-            "FAILED",
-        )  # fmt: skip
+            replay_of(self, client or self.client, self.store, known, self.said.append), "FAILED"
+        )
 
     def view(self) -> dict[str, Any]:
         """All that MLflow knows, ids of what the replay made left out."""
@@ -168,6 +155,15 @@ class Replayed:
             "outputs": len(run.outputs.model_outputs),
             "artifacts": [a.path for a in self.client.list_artifacts(run.info.run_id, "plots")],
         }
+
+
+def replay_of(
+    told: Replayed, client: Any, store: Path, known: Published, say: Callable[[str], None]
+) -> Replay:
+    """A publication of the job's store, or of a copy of it."""
+    return Replay(
+        client, store, known, say, TRY, told.run_id, told.experiment_id, SOURCE, "7", "train C=1"
+    )
 
 
 @pytest.fixture
@@ -235,7 +231,7 @@ class Mortal:
     Where the server is overloaded it acts, and the answer is lost.
     """
 
-    ACTS = ("create_", "log_", "set_", "finalize_", "update_")
+    ACTS = ("create_", "delete_", "log_", "set_", "finalize_", "update_")
 
     def __init__(
         self, client: MlflowClient, deaths: int, error: Exception | type[Exception] = Killed

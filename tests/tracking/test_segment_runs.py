@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.tracking.run import (
     TrackingTarget,
 )
 from snakemake_executor_plugin_mantik.tracking.segments import (
-    describe_end,
+    end_figures,
     segments_tag,
     workflow_figures,
 )
@@ -31,10 +31,8 @@ from snakemake_executor_plugin_mantik.tracking.store import store_directory
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.worker_client import WorkerClient
 from tests.support.controller import request
-from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, each_death, empty
+from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, each_death
 from tests.tracking.written import Written
-
-__all__ = ["empty"]
 
 WORKFLOW = TrackedWorkflow("Snakefile")
 
@@ -102,12 +100,15 @@ class Controller(Written):
         rows = [self.row(record) for record in records]
         return ["-" if row.behind else row.status for row in rows]
 
-    def described(self, record: TryRecord) -> dict[str, Any]:
+    def used(self, record: TryRecord) -> dict[str, float]:
+        """The metrics that come with the end of a try."""
         with open_log(self.directory) as log:
             run, end = log.run(record.id), log.end(record.id)
             assert run is not None
             assert end is not None
-            return describe_end(log, run, end)
+            tries = log.tries(run.head)
+            before = [each.id for each in tries].index(run.id)
+            return end_figures(log, tries[: before + 1], end)[0]
 
     def figures(self) -> dict[str, float]:
         [key] = {row["workflow"] for row in self.journal.db.execute("SELECT * FROM tracked")}
@@ -138,7 +139,7 @@ def test_they_share_the_id_and_wait_unseen(controller: Controller) -> None:
     assert controller.left == 3
     controller.ended(second, how="finished", exit_code=0, ran=30.0, cpu=1.0, waited=70.0, ended=1e9)
     assert controller.ends(first, second) == [GOES_ON, "FINISHED"]
-    metrics = controller.described(second)["metrics"]
+    metrics = controller.used(second)
     assert (metrics["mantik/running_seconds"], metrics["mantik/cpu_seconds"]) == (90, 31)
     figures = controller.figures()
     assert (figures["mantik/jobs_finished"], figures["mantik/cpu_seconds"]) == (1, 31)
@@ -149,7 +150,7 @@ def test_time_in_the_queue_begins_with_the_end_of_the_one_before(controller: Con
     controller.goes_on(first, waited=5.0, ended=1000.0)
     controller.prepare(second)
     controller.ended(second, waited=900.0, ran=100.0, ended=1110.0)
-    assert controller.described(second)["metrics"]["mantik/queued_seconds"] == 15
+    assert controller.used(second)["mantik/queued_seconds"] == 15
 
 
 def test_what_is_not_needed_ends_no_run(controller: Controller) -> None:
@@ -159,13 +160,13 @@ def test_what_is_not_needed_ends_no_run(controller: Controller) -> None:
     controller.prepare(second)
     # Its place is taken by another try, which is the same segment.
     controller.ended(second, "same segment")
-    assert controller.described(second)["metrics"] == {}
+    assert controller.used(second) == {}
     other = controller.segment(1, first.id)
     controller.prepare(other)
     assert controller.row(other).attempt == 1
     controller.ended(other, how="failed", ran=2.0)
     assert controller.ends(first, second, third, other) == [GOES_ON, GOES_ON, "-", "FAILED"]
-    assert controller.described(other)["metrics"]["mantik/running_seconds"] == 62
+    assert controller.used(other)["mantik/running_seconds"] == 62
     # The next try of the job follows the same segment, in a run of its own.
     again = controller.segment(1, first.id)
     controller.prepare(again)
@@ -205,9 +206,7 @@ def test_segments_that_ended_while_nobody_tracked_them(controller: Controller) -
     controller.ended(third, how="finished", exit_code=0)
     assert controller.ends(first, second, third) == [GOES_ON, GOES_ON, "FINISHED"]
     with open_log(controller.directory) as log:
-        run = log.run(third.id)
-        assert run is not None
-        assert [each.id for each in log.chain(run)] == [first.id, second.id, third.id]
+        assert [each.id for each in log.tries(first.id)] == [first.id, second.id, third.id]
 
 
 def test_a_list_that_is_too_long_for_a_tag_has_its_end() -> None:
@@ -223,9 +222,9 @@ def test_a_list_that_is_too_long_for_a_tag_has_its_end() -> None:
 class Directory(Controller):
     """Two segments that have ended, each with a store, while nothing was published."""
 
-    def __init__(self, path: Path, empty: Path) -> None:
+    def __init__(self, path: Path, empty_store: Path) -> None:
         path.mkdir()
-        shutil.copyfile(empty, path / "runs.db")
+        shutil.copyfile(empty_store, path / "runs.db")
         self.client = MlflowClient(tracking_uri=f"sqlite:///{path}/runs.db")
         self.id = self.client.create_experiment("digits", (path / "a").as_uri())
         super().__init__(path, f"sqlite:///{path}/runs.db", "digits")
@@ -287,12 +286,12 @@ class Directory(Controller):
 
 @each_death
 def test_each_step_is_published_once_whoever_dies(
-    tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, step: int
+    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr(WorkerClient, "wake", lambda _: None)
     died, alive = 0, False
     while not alive:
-        each = Directory(tmp_path / str(died), empty)
+        each = Directory(tmp_path / str(died), empty_store)
         try:
             each.publish(Mortal(each.client, died + 1, (Killed(), OVERLOADED)[died % 2]))
             alive = True
@@ -306,11 +305,11 @@ def test_each_step_is_published_once_whoever_dies(
 
 @pytest.mark.parametrize("published", [False, True])
 def test_an_end_is_published_once_although_the_job_does_not_go_on(
-    tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, published: bool
+    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch, published: bool
 ) -> None:
     monkeypatch.setattr(WorkerClient, "wake", lambda _: None)
     monkeypatch.setattr(Directory, "write", lambda _: None)
-    each = Directory(tmp_path / "w", empty)
+    each = Directory(tmp_path / "w", empty_store)
     each.tracker = each.start()
     [first] = each.segments(1)
     each.goes_on(first, ended=1000.0)

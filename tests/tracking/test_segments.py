@@ -60,12 +60,13 @@ rule train:
 """
 
 
-def prepare(project: Project) -> None:
+def prepare(tracked: Tracked) -> None:
+    project = tracked.project
     text = project.config.read_text()
     assert "Resources:\n" in text
     project.config.write_text(text.replace("Resources:\n", "Resources:\n  Runtime: 600s\n"))
     project.write("train.py", TRAIN)
-    project.write("Snakefile", HEAD + RULE.format(python=sys.executable))
+    project.write("Snakefile", HEAD + RULE.format(python=tracked.python))
     project.workspace.mkdir(parents=True)
 
 
@@ -75,6 +76,10 @@ def begun(project: Project, number: int) -> None:
 
 def history(tracked: Tracked, key: str) -> list[tuple[int, float]]:
     return tracked.history(tracked.run(), key)
+
+
+def ended_segments(tracked: Tracked) -> list[dict[str, object]]:
+    return list(json.loads(tracked.run().data.tags.get("mantik.segments", "[]")))
 
 
 def check(tracked: Tracked, status: str = "FINISHED") -> None:
@@ -108,23 +113,24 @@ def check(tracked: Tracked, status: str = "FINISHED") -> None:
 def test_all_segments_are_one_run(tracked: Tracked) -> None:
     """It is killed in the first segment; the others are sent ahead, two run while none is there."""
     project = tracked.project
-    prepare(project)
+    prepare(tracked)
     held = [project.workspace / f"held-{number}" for number in range(SEGMENTS)]
     for path in (held[0], held[2]):
         path.touch()
     first = project.start("--nolock", "--rerun-incomplete")
     begun(project, 0)
     until(lambda: len([r for r in project.tries if r.site_jobs]) == 10, "the segments ahead")
+    until(lambda: tracked.run().info.status == "RUNNING", "its run")
     run = tracked.run()
-    assert run.info.status == "RUNNING"
     first.kill()
     held[0].unlink()
     begun(project, 2)
     second = project.start("--nolock", "--rerun-incomplete")
     until(lambda: len(history(tracked, "loss")) == 7, "what three segments have logged")
+    until(lambda: len(ended_segments(tracked)) == 2, "the segments that have ended")
     again = tracked.run()
     assert (again.info.run_id, again.info.status) == (run.info.run_id, "RUNNING")
-    [earlier, _] = json.loads(again.data.tags["mantik.segments"])
+    [earlier, _] = ended_segments(tracked)
     assert earlier["try"] == again.data.tags["mantik.try"]
     held[2].unlink()
     second.end().ok()
@@ -137,7 +143,7 @@ def test_all_segments_are_one_run(tracked: Tracked) -> None:
 def test_a_retry_after_segments_is_a_run_of_its_own(elsewhere: Tracked, tmp_path: Path) -> None:
     """At a firecREST site, into a file, and without a segment ahead."""
     project = elsewhere.project
-    prepare(project)
+    prepare(elsewhere)
     broken = project.workspace / "broken"
     broken.touch()
     said = project.run("--mantik-ahead", "0").failed()
@@ -170,7 +176,7 @@ rule train:
 def test_the_loss_of_a_long_training_has_each_step_once(tracked: Tracked, tmp_path: Path) -> None:
     """Three controllers die, a walltime ends in the middle of an epoch that was logged."""
     project = tracked.project
-    prepare(project)
+    prepare(tracked)
     config = project.config.read_text()
     assert "Runtime: 600s" in config
     project.config.write_text(config.replace("Runtime: 600s", "Runtime: 60s"))

@@ -24,7 +24,6 @@ from snakemake_executor_plugin_mantik.tracking.run import (
     mask_command,
     run_tags,
     tracking_target,
-    without_user,
 )
 from snakemake_executor_plugin_mantik.tracking.store import (
     RunIdentity,
@@ -47,15 +46,12 @@ RECORD = TryRecord(
         ("postgresql://me:secret@db/mlflow", "postgresql://db/mlflow"),
         ("sqlite:///runs.db", "sqlite:////here/runs.db"),
         ("sqlite:////there/runs.db", "sqlite:////there/runs.db"),
+        ("ssh://git@host/x", "ssh://git@host/x"),
+        ("git@host:x", "git@host:x"),
     ],
 )
 def test_where_runs_go(uri: str, expected: str) -> None:
     assert tracking_target({"MLFLOW_TRACKING_URI": uri}, Path("/here")).uri == expected
-
-
-def test_users_of_ssh_urls_stay() -> None:
-    assert without_user("ssh://git@host/x") == "ssh://git@host/x"
-    assert without_user("git@host:x") == "git@host:x"
 
 
 def test_tags(tmp_path: Path) -> None:

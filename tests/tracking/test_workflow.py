@@ -1,11 +1,11 @@
-"""A workflow of all kinds of rules: its own run, those of its jobs, how they hang together."""
+"""Workflows of all kinds of rules: their own runs, those of their jobs, how they hang together."""
 
-import sys
+import json
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.tracking.publishing import RETRY_OF
 from snakemake_executor_plugin_mantik.tracking.run import PARENT_RUN_TAG
-from tests.support.workflows import tells
+from tests.support.workflows import FILES_STAY, tells
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import HEAD, rule
 
@@ -50,7 +50,7 @@ def test_all_of_a_workflow(elsewhere: Tracked) -> None:
     above = elsewhere.client.create_run(elsewhere.client.create_experiment("digits", kept))
     project.extra["MLFLOW_RUN_ID"] = above.info.run_id
     train = rule(FAILS_ONCE.format(once=project.directory / "once"), arguments={"alpha": "1.50"})
-    project.write("Snakefile", HEAD + RULES.replace("PYTHON", sys.executable) + train)
+    project.write("Snakefile", HEAD + RULES.replace("PYTHON", elsewhere.python) + train)
     options = ["--mantik-track", "all", "--retries", "1", "--config", f"db_password={secret}",
                "model={depth: 3}"]  # fmt: skip
 
@@ -119,3 +119,107 @@ def test_a_rule_says_what_makes_no_sense(elsewhere: Tracked) -> None:
 
     tells(said, "nothing submitted", "mantik_track", "all, one or none", "'yes please'")
     assert not project.exists(".snakemake/mantik/journal.sqlite")
+
+
+TWICE = """
+import sys
+from pathlib import Path
+import mlflow
+
+print("trained")
+first = not Path(ONCE).exists()
+with mlflow.start_run():
+    mlflow.log_param("first", first)
+    mlflow.log_metric("accuracy", 0.1 if first else 0.9)
+    for step in range(2 if first else 3):
+        mlflow.log_metric("loss", step + (0.5 if first else 0.7), step=step)
+    mlflow.log_text("", f"first-{first}")
+if first:
+    Path(ONCE).touch()
+    sys.exit(4)
+"""
+
+
+def test_retries_go_on_in_one_run(tracked: Tracked) -> None:
+    project = tracked.project
+    project.write("code.py", TWICE.replace("ONCE", repr(str(project.directory.parent / "once"))))
+    text = rule(f"{tracked.python} code.py", arguments={"alpha": "1.50"})
+    one = '    resources: mantik_track="one"\n    shell:'
+    project.write("Snakefile", HEAD + text.replace("    shell:", one))
+
+    said = project.run("--retries", "1").ok().output
+
+    run = tracked.run()
+    assert run.info.status == "FINISHED", said
+    assert tracked.history(run, "loss") == [(0, 0.5), (1, 1.5), (2, 2.7)]
+    assert tracked.history(run, "accuracy") == [(0, 0.1), (0, 0.9)]
+    assert run.data.metrics["accuracy"] == 0.9
+    assert run.data.params == {"alpha": "1.50", "first": "True"}
+    assert "first is already 'True' in MLflow; the job logged 'False'" in said
+    assert run.data.tags["mantik.attempt"] == "2"
+    assert run.data.tags["mantik.exit_code"] == "0"
+    assert "mantik.reason" not in run.data.tags
+    tries = json.loads(run.data.tags["mantik.segments"])
+    assert [each["segment"] for each in tries] == [1, 2]
+    assert len({each["try"] for each in tries}) == 2
+    assert "exit code 4" in tries[0]["end"]
+    ran = [record.ran for record in project.tries if record.ran is not None]
+    assert len(ran) == 2
+    assert abs(run.data.metrics["mantik/running_seconds"] - sum(ran)) < 0.1
+    assert {"first-True", "first-False", "mantik/log.txt", "mantik/try-1/log.txt"} <= set(
+        tracked.artifacts(run)
+    )
+    assert "mantik/try-2/log.txt" not in tracked.artifacts(run)
+
+
+STAYING = """
+rule score:
+    input: "model/weights.bin"
+    output: "score.txt"
+    params: model=lambda wildcards, input: input[0].rpartition(".")[0]
+    shell: "PYTHON log.py score 2; wc -c < {input} > {output}"
+
+rule train:
+    input: "data/set.txt"
+    output: "model/weights.bin"
+    shell: "PYTHON log.py train 1; head -c 1000 /dev/zero > {output}"
+
+rule first:
+    output: temp("data/set.txt")
+    group: "prepare"
+    shell: "echo first > {output}.part; mv {output}.part {output}"
+"""
+LOG_AND_NOTE = """
+import sys
+import mlflow
+with mlflow.start_run():
+    mlflow.log_metric(sys.argv[1], float(sys.argv[2]))
+    with open("notes.txt", "w") as file:
+        file.write("notes")
+    mlflow.log_artifact("notes.txt")
+"""
+
+
+def test_runs_of_rules_whose_outputs_stay(tracked: Tracked) -> None:
+    project = tracked.project
+    project.write("log.py", LOG_AND_NOTE)
+    project.write("Snakefile", STAYING.replace("PYTHON", tracked.python))
+
+    said = project.run("--mantik-track", "all", *FILES_STAY).ok().output
+
+    runs = tracked.runs()
+    assert {name: run.info.status for name, run in runs.items()} == {
+        "first": "FINISHED",
+        "train": "FINISHED",
+        "score": "FINISHED",
+    }, said
+    assert runs["train"].data.metrics["train"] == 1
+    assert runs["score"].data.metrics["score"] == 2
+    assert runs["score"].data.params["model"] == "model/weights"
+    for name in ("train", "score"):
+        assert "notes.txt" in tracked.artifacts(runs[name])
+    assert not project.exists("model")
+    assert not project.exists("score.txt")
+    assert not (project.workspace / "data/set.txt").exists(), "temp()"
+    tells(project.run("--mantik-track", "all", *FILES_STAY).ok().output, "Nothing to be done")
+    assert len(tracked.runs()) == 3

@@ -175,11 +175,18 @@ def test_many_jobs_are_drawn_by_rules_and_stay_small() -> None:
             ["simulate ×3000", "✓ 2970 ✗ 30"], ["all", "○ 1"], ["analyse ×2000", "▶ 2000"],
         ]  # fmt: skip
         assert render_pipeline(each).count('class="edge"') == 1
-    assert len(groups(render_timeline(picture), "job")) == SOME_BARS
+    shown = groups(render_timeline(picture), "job")
+    assert len(shown) == SOME_BARS
+    assert sum("failed" in bar.attrib["class"] for bar in shown) == SOME_BARS // 2
     assert len(groups(render_timeline(picture), "profile")) == 3
     assert sum(map(len, render_files(picture).values())) < 100_000
-    few = replace(picture, nodes=tuple(nodes[:MOST_BARS]))
-    assert len(groups(render_timeline(few), "job")) == MOST_BARS
+    few = replace(picture, nodes=(*nodes[: MOST_BARS - 2], job(f"{'early ' * 20}n=7")))
+    late = job(f"late {'x' * 50}", started=T + 3000, queued=T + 3000, ended=T + 9000)
+    few = replace(few, nodes=(*few.nodes, late))
+    bars = [texts(bar)[0] for bar in groups(render_timeline(few), "job")]
+    assert len(bars) == MOST_BARS
+    assert late.name in bars, "a name takes the space that is blank before its bar"
+    assert [name for name in bars if name.startswith("early") and name.endswith("early n=7")]
 
 
 def test_names_are_only_names() -> None:

@@ -4,8 +4,11 @@ import json
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing
+from csv import DictReader
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,7 +18,7 @@ import pytest
 from snakemake_executor_plugin_mantik.cli.report import report
 from snakemake_executor_plugin_mantik.common.errors import JournalError, UserError
 from snakemake_executor_plugin_mantik.journal import Asked, Journal, TryRecord, Used
-from snakemake_executor_plugin_mantik.views.report import MOST_FAILURES, MOST_RULES
+from snakemake_executor_plugin_mantik.views.report import MOST_FAILURES, MOST_JOBS, MOST_RULES
 
 STATE = Path(".snakemake", "mantik")
 NASTY = "<script>alert(1)</script>&\"' {{ x }} {% y %} \x1b[31m ]]> http://evil.example/"
@@ -59,7 +62,10 @@ def succeed(journal: Journal, record: TryRecord) -> None:
 
 
 def fail(journal: Journal, record: TryRecord, words: str = "it", log: str = "") -> None:
-    journal.ended(record.id, f"failed: {words}", waited=None, ran=None, log=log, reason="exit_code")
+    journal.ended(
+        record.id, f"failed: {words}", waited=None, ran=None, log=log, reason="exit_code",
+        used=Used(exit_code=7),
+    )  # fmt: skip
 
 
 def page() -> ElementTree.Element:
@@ -127,9 +133,9 @@ def test_all_kinds_of_tries_are_shown(
     root = page()
     header = told(next(root.iter("header")))
     assert header.startswith("digits It is still going on: this is a snapshot.")
-    assert "1 try repeated" in header
+    assert "1 attempt repeated" in header
     failures = section(root, "failures")
-    assert "group x=g exit code: exit code 3, *** at hpc1, try 1; the end of a.log" in failures
+    assert "group x=g exit code: exit code 3, *** at hpc1, attempt 1; the end of a.log" in failures
     assert "KeyError: <x>" in failures
     assert "password ***, keys ***, ***" in failures
     assert not re.search("hunter2|k3y", Path(HTML).read_text())
@@ -154,6 +160,37 @@ def test_all_kinds_of_tries_are_shown(
     assert "site.yaml are not masked" in capsys.readouterr().err
 
 
+def test_jobs_are_listed_and_those_with_equal_ends_share_a_box(
+    journal: Journal, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n in range(3):
+        succeed(journal, sent(journal, f"m{n}", "make_it"))
+        log = tmp_path / f"{n}.log"
+        log.write_text(f"step {n}\nTraceback (most recent call last):\nKeyError at /v1/a.py\n")
+        fail(journal, sent(journal, f"{n}"), f"exit code 7 (hpc1, site-{n})", str(log))
+    for other in ("a", "b"):
+        (tmp_path / other).write_text(f"no file in/{other}.txt")
+        fail(journal, sent(journal, other), log=str(tmp_path / other))
+    root = page()
+    both = [told(article) for article in root.iter("article")]
+    assert "3 jobs with the same end train x=0 · train x=1 · train x=2 exit code: " in both[0]
+    assert "step 0" in both[0]
+    assert both[1].startswith("2 jobs with the same end train x=a · train x=b")
+    assert "1.0 GiB · 1.0 GiB · 1.0 GiB" in section(root, "resources"), "least, median and most"
+    listed = [[told(cell) for cell in row] for row in root.iter("tr")]
+    assert ["train x=0", "✗failed", "hpc1", "1", "", "", "", "4", "", "7"] in listed
+    done = ["make_it x=m0", "✓finished", "hpc1", "1", "", "5.0 s", "1 min", "4", "1.0 GiB", ""]
+    assert done in listed
+    assert "make_<wbr/>it x=m0" in Path(HTML).read_text(), "a name may break here only"
+    capsys.readouterr()
+    report(as_csv=True)
+    rows = list(DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["exit_code"] for row in rows] == ["", "7", "", "7", "", "7", "7", "7"]
+    assert {"job": "make_it x=m0", "memory_used": f"{1 << 30}", "ran": "60.0"}.items() <= rows[
+        0
+    ].items()
+
+
 def test_names_are_only_names_and_nothing_is_fetched(journal: Journal, tmp_path: Path) -> None:
     journal.begin_run({"name": NASTY, "command": NASTY}, {})
     (tmp_path / "log").write_text(NASTY)
@@ -164,7 +201,11 @@ def test_names_are_only_names_and_nothing_is_fetched(journal: Journal, tmp_path:
     text = Path(HTML).read_text()
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", text)
     assert "alert(1)" in told(root)
-    known = {"link", "script", "img", "image", "iframe", "object", "form", "use", "base"}
+    [script] = root.iter("script")
+    allowed = b64encode(sha256((script.text or "").encode()).digest()).decode()
+    assert f"script-src 'sha256-{allowed}'" in text
+    assert "alert" not in (script.text or "")
+    known = {"link", "img", "image", "iframe", "object", "form", "use", "base"}
     assert not [e for e in root.iter() if e.tag.rpartition("}")[2] in known]
     for element in root.iter():
         for name, value in element.attrib.items():
@@ -199,15 +240,18 @@ def test_ten_thousand_jobs_make_a_small_file(journal: Journal) -> None:
                 f" SELECT ?, ?, site, place, bucket, ?, ?, 'f', 'done', ?, created, submitted,"
                 " created + ?, 9, 60, asked, ? FROM tries WHERE id = ?",
                 (f"{n}", f"rule{n % (MOST_RULES + 5)}", f"{n}", f"job {n}",
-                 "failed: it" if failed else "succeeded", n, "exit_code" if failed else "",
+                 f"failed: {n}" if failed else "succeeded", n, "exit_code" if failed else "",
                  first.id),
             )  # fmt: skip
     root = page()
     assert len(Path(HTML).read_bytes()) < 1_000_000
     failures = section(root, "failures")
-    assert f"100 jobs have failed; {MOST_FAILURES} of them" in failures
+    assert f"100 jobs have failed with 100 different ends, of which {MOST_FAILURES}" in failures
     assert len([a for a in root.iter("article") if a.get("class") == "failure"]) == MOST_FAILURES
     assert "5 more rules" in section(root, "resources")
+    listed = section(root, "jobs")
+    assert f"{MOST_JOBS:,} of 10,001 attempts are here" in listed
+    assert listed.count("✗failed") == 100
 
 
 def test_the_last_run_is_shown_unless_all_are_wanted(

@@ -58,7 +58,11 @@ def test_less_is_advised_only_after_enough_jobs() -> None:
     failed = replace(small, outcome="failed: it", reason="exit_code")
     assert advised(small, small, failed) == {}
     tiny = used(gib=0.01, ran=1.0)
-    assert advised(tiny, tiny, tiny) == {"mem_mb": 512, "runtime": 10}
+    assert advised(tiny, tiny, tiny) == {"mem_mb": 256, "runtime": 10}
+    demo = used(
+        gib=0.08, ran=400.0, runtime=600.0, asked=json.dumps({"cores": 1, "memory_mib": 1000})
+    )
+    assert advised(demo, demo, demo) == {"mem_mb": 256}
 
 
 def test_one_job_near_a_limit_is_enough_for_more() -> None:

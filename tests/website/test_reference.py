@@ -22,7 +22,7 @@ def test_what_is_read_from_the_code_is_shown() -> None:
         reference.pages()[f"{name}.md"]() for name in ("config-keys", "commands", "options")
     )
     assert "| `Poll` | a time | `15s` | Longest" in keys
-    assert "| `Queue` | a text | required |" in keys
+    assert "| `Queue` | a text or a list | required |" in keys
     assert "| `--missed skip\\|once` |" in commands
     assert "    smk-mantik runs submit [OPTIONS] PROJECT\n" in commands
     assert "| `--mantik-ahead N` | `100` |" in options

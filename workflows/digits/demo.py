@@ -88,7 +88,7 @@ def show_links(experiment: str) -> None:
         ("The scores of the models", (HERE / SHOWN / "report.png").as_uri()),
         (
             f"The runs in MLflow, after [bold]{mlflow} ui --backend-store-uri {store}[/bold]",
-            f"http://127.0.0.1:5000/#/experiments/{experiment}",
+            f"http://127.0.0.1:5000/#/experiments/{experiment}/runs",
         ),
     ):
         console.print(f"  {what}:", soft_wrap=True, highlight=False)
@@ -109,7 +109,9 @@ def show(started: float) -> None:
     records = [r for r in read_history(HERE / ".snakemake" / "mantik") if r.created >= started]
     console.print()
     if records:
-        console.print(jobs_table(overview_jobs(records, controlled=False), time.time()))
+        console.print(
+            jobs_table(overview_jobs(records, controlled=False), time.time(), console.width)
+        )
     else:
         console.print("Everything was there already: no job was submitted.")
     console.print()

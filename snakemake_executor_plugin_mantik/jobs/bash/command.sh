@@ -158,7 +158,7 @@ _m_srun() {
   fi
   [ -z "${_m_segments-}" ] || shell=bash
   rm -f -- "$_m_work/srun"
-  _m_polls= _m_last=
+  _m_polls='' _m_last=
   trap '_m_signal_tasks TERM' TERM
   trap '_m_signal_tasks USR1' USR1
   trap '_m_signal_tasks USR2' USR2

@@ -118,7 +118,7 @@ _m_family() {
 # workspace; then texts and names of the node's variables follow in turn, of which the path consists.
 # Fails with the reason in _m_reason.
 _m_make_tmpdir() {
-  local path= base=$1
+  local path='' base=$1
   shift
   while (( $# )); do
     path+=$1

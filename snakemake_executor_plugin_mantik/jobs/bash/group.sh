@@ -101,7 +101,7 @@ _m_kill_member() {  # kills all processes that a member has started
 _m_account() {  # adds a team's shares to the used ones (+), or subtracts them (-)
   local -a take=(${_m_takes[$1]})
   local j
-  for (( j = 0; j < ${#take[@]}; j++ )); do (( _m_used[j] += $2 take[j] )); done
+  for (( j = 0; j < ${#take[@]}; j++ )); do (( _m_used[j] += ${2}1 * take[j] )); done
 }
 
 _m_fits() {
@@ -136,6 +136,7 @@ _m_member_ended() {  # handles the end of a member
   [ "${_m_state[i]}" = running ] || return
   (( _m_running -= 1 ))
   wait "${_m_pid[i]}"
+  # shellcheck disable=SC2086  # several processes
   [ -z "${_m_left[i]-}" ] || kill -s TERM ${_m_left[i]} 2>/dev/null
   # Do not `wait`: a process that the member left behind may keep its output open forever.
   for (( k = 0; k < _m_last_words_s * 100; k++ )); do
@@ -162,7 +163,7 @@ _m_member_ended() {  # handles the end of a member
     [ "${_m_state[k]}" != running ] || if (( _m_service[k] )); then services=1; else left=1; fi
   done
   if (( services && ! left )); then
-    for k in ${_m_members[team]}; do (( ! _m_service[k] )) || _m_end_member "$k" done; done
+    for k in ${_m_members[team]}; do (( ! _m_service[k] )) || _m_end_member "$k" 'done'; done
   elif (( ! left )); then
     _m_account "$team" -
   fi

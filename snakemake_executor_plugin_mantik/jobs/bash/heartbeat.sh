@@ -38,7 +38,7 @@ _m_sample_memory() {
 # Sets _m_memory_stat to the kernel's account of the job's memory in its control group, if any.
 _m_find_group() {
   local line path root
-  _m_memory_stat= _m_most=0
+  _m_memory_stat='' _m_most=0
   [ -n "${SLURM_JOB_ID-}" ] || return
   while IFS= read -r line; do
     path=${line#*:*:}
@@ -52,12 +52,32 @@ _m_find_group() {
   done < /proc/self/cgroup
 } 2>/dev/null
 
+# Runs each command that `smk-mantik exec` has left below `exec`, once, beside the job's own command
+# and outside its container: NAME.sh becomes NAME.begun, its output NAME.out, its exit code NAME.code.
+_m_run_asked() {
+  local pid file
+  for pid in "${!asked[@]}"; do
+    ! kill -0 "$pid" 2>/dev/null || continue
+    wait "$pid"
+    _m_replace "${asked[pid]}.code" "$?"
+    unset "asked[$pid]"
+  done
+  for file in "$_m_work/exec/"*.sh; do
+    # Others may write to a shared workspace: only the user's own commands run.
+    [ -f "$file" ] && [ -O "$file" ] && mv -f -- "$file" "${file%.sh}.begun" || continue
+    file=${file%.sh}
+    bash "$file.begun" > "$file.out" 2>&1 < /dev/null &
+    asked[$!]=$file
+  done
+}
+
 # Appends to the claim while the script runs. Reads from a pipe that only the script holds open: the
 # heartbeat ends at once when the script ends or is killed, and leaves no process behind. The first
 # samples come sooner: many jobs are short. If a look at what is shown still runs when the next one is
 # due, it continues, and the interval between looks doubles.
 _m_heartbeat() {
-  local beat=$SECONDS sample=$SECONDS look=$SECONDS pause=1 looking= next
+  local beat=$SECONDS sample=$SECONDS look=$SECONDS pause=1 looking='' next pid
+  local -a asked=()
   trap '' TERM INT HUP USR1 USR2
   _m_find_group
   [ -z "${_m_gpus_wanted-}" ] || _m_begin_gpus
@@ -65,12 +85,14 @@ _m_heartbeat() {
     (( next = beat + _m_heartbeat_s ))
     (( next = sample + pause < next ? sample + pause : next ))
     [ -z "${_m_live-}" ] || (( next = look + _m_live_s < next ? look + _m_live_s : next ))
+    (( ! ${#asked[@]} )) || next=$SECONDS
     next=$(( next - SECONDS ))
     read -r -t "$(( next > 0 ? next : 1 ))" _
     case $? in
       0) _m_end_gpus ;;
       1) break ;;
     esac
+    _m_run_asked
     if (( SECONDS >= beat + _m_heartbeat_s )); then
       beat=$SECONDS
       [ -f "$_m_claim" ] && printf . >> "$_m_claim"
@@ -92,6 +114,7 @@ _m_heartbeat() {
   done
   _m_end_gpus
   [ -z "$looking" ] || kill -s KILL "$looking" 2>/dev/null
+  for pid in "${!asked[@]}"; do kill -s KILL -- "-$pid" 2>/dev/null; done
 }
 
 # ---- GPUs ----------------------------------------------------------------------------------------
@@ -132,7 +155,7 @@ _m_print_gpus() {
 }
 
 _m_begin_gpus() {
-  _m_gpus= _m_gpu_sum=0 _m_gpu_n=0 _m_gpu_step=0
+  _m_gpus='' _m_gpu_sum=0 _m_gpu_n=0 _m_gpu_step=0
   exec {_m_gpus}< <(echo "$BASHPID"; _m_print_gpus < /dev/null 2>/dev/null)
   read -r -t 5 -u "$_m_gpus" _m_gpu_process
 }
@@ -146,7 +169,7 @@ _m_sample_gpus() {
     case $? in
       0) ;;
       # It has ended: its number may become another process's.
-      1) exec {_m_gpus}<&-; _m_gpus= _m_gpu_process=; break ;;
+      1) exec {_m_gpus}<&-; _m_gpus='' _m_gpu_process=; break ;;
       *) break ;;
     esac
     # A line of an error, or of what a GPU does not report, is no sample.
@@ -170,7 +193,7 @@ _m_end_gpus() {
   _m_sample_gpus
   [ -z "$_m_gpu_process" ] || kill -s KILL "$_m_gpu_process"
   [ -z "$_m_gpus" ] || exec {_m_gpus}<&-
-  _m_gpus= _m_gpu_process=
+  _m_gpus='' _m_gpu_process=
   : > "$_m_work/gpus.end"
 } 2>/dev/null
 

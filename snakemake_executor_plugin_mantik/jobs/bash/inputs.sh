@@ -162,7 +162,7 @@ _m_find_absent() {
     esac
   done
   for (( i = 0; i < ${#paths[@]}; i += 500 )); do
-    sizes=($(stat -L -c %s -- "${paths[@]:i:500}"))
+    mapfile -t sizes < <(stat -L -c %s -- "${paths[@]:i:500}")
     for (( j = i; j < ${#paths[@]} && j < i + 500; j++ )); do
       [ "${sizes[j - i]-}" = "${wants[j]}" ] || _m_absent+=("${paths[j]}")
     done

@@ -50,7 +50,7 @@ _m_show_life() {
 
 # Makes attempt $2 in $1 with the function _m_maker; fails if that failed.
 _m_attempt() {
-  local dir=$1 number=$2 suffix=$3 lock=$1/$2.lock place=$1/$2$3 log=$1/$2.log code told= other
+  local dir=$1 number=$2 suffix=$3 lock=$1/$2.lock place=$1/$2$3 log=$1/$2.log code told='' other
   local heart begin=$SECONDS
   _m_say "makes the $_m_what in $place, once for this site"
   trap 'told=1' TERM INT HUP
@@ -64,12 +64,12 @@ _m_attempt() {
   else
     # Without a list, in an image that has no such `find`, only the result itself is checked.
     _m_list_made "$place" > "$lock/files" 2>/dev/null || : > "$lock/files"
-    _m_end_attempt "$lock" done
+    _m_end_attempt "$lock" 'done'
   fi
   exec {heart}>&-
   if [ -n "$told" ]; then rm -rf -- "$place"; exit 143; fi
   trap - TERM INT HUP
-  [ "$_m_attempt_end" = done ] || rm -rf -- "$place"
+  [ "$_m_attempt_end" = 'done' ] || rm -rf -- "$place"
   case $_m_attempt_end in
     (done) ;;
     (failed) _m_tell_failure "$log"; return 1 ;;
@@ -83,7 +83,7 @@ _m_attempt() {
     number=${other##*/} number=${number%.lock}
     _m_read_attempt "$other"
     [ -e "$dir/$number.log" ] || continue
-    case $_m_attempt_end in (gone | failed) rm -rf -- "$dir/$number$suffix" ;; esac
+    case $_m_attempt_end in (gone | failed) rm -rf -- "${dir:?}/$number$suffix" ;; esac
   done
 }
 
@@ -97,7 +97,7 @@ _m_tell_failure() {
 # Sets _m_made to the result $1-MACHINE/N$2, made by the function $3 and called $4; waits if another job
 # makes it. Fails if that failed; what to do then is in _m_advice.
 _m_once() {
-  local _m_maker=$3 _m_what=$4 dir suffix=$2 number=1 waited= lost=0 lock alive seen since
+  local _m_maker=$3 _m_what=$4 dir suffix=$2 number=1 waited='' lost=0 lock alive seen since
   # A site may have nodes with different processors.
   dir=$1-$(uname -m)
   mkdir -p -- "$dir" || { _m_say "cannot make $dir"; return 1; }
@@ -136,7 +136,7 @@ _m_once() {
       seen=$alive since=$SECONDS
     elif (( SECONDS - since >= _m_stale_s )); then
       _m_say "the job that made $_m_made shows no life any more"
-      if [ -e "$lock/files" ]; then _m_end_attempt "$lock" done; else _m_end_attempt "$lock" gone; fi
+      if [ -e "$lock/files" ]; then _m_end_attempt "$lock" 'done'; else _m_end_attempt "$lock" gone; fi
     fi
     sleep "$_m_poll_s"
   done

@@ -25,11 +25,10 @@ from snakemake.io import is_callable, is_flagged
 from snakemake.resources import Resources
 from snakemake.sourcecache import LocalGitFile, SourceFile
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
-
+from ...common.errors import UserError
+from ...config.model import BackendConfig
+from ...engine.request import Upload
+from ...jobs.paths import OURS, file_path
 from .. import Job
 from ..deployment import deployment_files
 from ..onsite import full_job
@@ -40,6 +39,7 @@ from ..paths.workflow_code import (
     enters_workdir,
     find_workflow_code,
     is_source_file,
+    read_snakefiles,
     resolve_recorded,
     resolve_source,
 )
@@ -100,7 +100,7 @@ def full_job_command(at: SiteJob) -> tuple[str, tuple[Upload, ...], tuple[str, .
     order = {
         "snakemake": __version__,
         "pythons": ["python3", "python", f"{BOOTSTRAPPED}/bin/python"],
-        "packages": [*([_PACKAGE] if _imports_us(workflow) else []), *_storage_plugins(workflow)],
+        "packages": [*_packages(workflow)],
         "do": f"{_way_out(at.site)}.",
         "rules": [rule.name],
         "input": [None if is_source_file(path) else str(path) for path in job.input],
@@ -160,20 +160,23 @@ def _checkpointed(job: Job) -> list[str]:
     return sorted(map(str, rule.workflow.checkpoints.created_output))
 
 
-def _imports_us(workflow: Any) -> bool:
-    """Return whether a Snakefile names this package, for example for entry points of MLprojects."""
-    for source in workflow.included:
-        with workflow.sourcecache.open(source) as file:
-            if _PACKAGE in file.read():
-                return True
-    return False
+def _packages(workflow: Any) -> Iterator[str]:
+    """Yield the packages that a Snakefile or an option names: ours, as for entry points, storages.
+
+    There is no public attribute of the latter.
+    """
+    if any(_PACKAGE in text for text in read_snakefiles(workflow)):
+        yield _PACKAGE
+    used = workflow.storage_registry._storages.values()
+    yield from sorted({type(provider).__module__.partition(".")[0] for provider in used})
 
 
 def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
     rule, workflow = job.rule, job.rule.workflow
     execution, output = workflow.execution_settings, workflow.output_settings
     main = next(iter(workflow.included))
-    yield from ("--snakefile", _snakefile(main, found))
+    code = found.place(main.path) if main.is_local else main.get_path_or_uri(secret_free=True)
+    yield from ("--snakefile", str(code))
     # `workdir:` has already taken effect: the workspace mirrors that directory.
     yield from ("--directory", ".", "--workflow-profile", "none", "--executor", "local")
     yield from ("--mode", "remote" if jobs_use_storage(workflow) else "subprocess")
@@ -192,7 +195,8 @@ def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
     # Apart from the environments and images that the workspace holds for thin jobs.
     yield from ("--conda-prefix", f"{OURS}/snakemake-conda")
     yield from ("--apptainer-prefix", f"{OURS}/snakemake-images")
-    yield from _listed("--apptainer-args", _words(workflow.deployment_settings.apptainer_args))
+    if arguments := workflow.deployment_settings.apptainer_args:
+        yield from ("--apptainer-args", arguments)
     if any(is_flagged(path, "protected") for path in job.output):
         yield from ("--omit-flags", "protected")
     switches = {
@@ -250,23 +254,8 @@ def _copies(job: Job) -> dict[str, str] | None:
     return {"here": str(here), "there": f"{where}/{job_identity(job)[:16]}"}
 
 
-def _storage_plugins(workflow: Any) -> list[str]:
-    """Return the packages of the storage plugins that the Snakefile or an option names."""
-    used = workflow.storage_registry._storages.values()  # there is no public attribute
-    return sorted({type(provider).__module__.partition(".")[0] for provider in used})
-
-
-def _words(value: str | None) -> list[str]:
-    return [value] if value else []
-
-
 def _listed(option: str, values: list[str]) -> list[str]:
     return [option, *values] if values else []
-
-
-def _snakefile(main: SourceFile, found: WorkflowCode) -> str:
-    path: str = getattr(main, "path", "")
-    return found.place(path) if main.is_local else str(main.get_path_or_uri(secret_free=True))
 
 
 def _configfiles(workflow: Any, found: WorkflowCode) -> list[str]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -22,35 +22,21 @@ from snakemake.io import is_flagged
 from snakemake.resources import GroupResources
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.request import GroupJob, JobGroup, JobRequest, Upload
-from snakemake_executor_plugin_mantik.jobs.group import (
-    TEMPORARY,
-    GroupMember,
-    GroupProgram,
-    GroupTeam,
-    TemporaryFile,
-    render_group,
-)
-from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
-from snakemake_executor_plugin_mantik.jobs.segments import CONTINUE, Continuation
-from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Resources
-
+from ...common.errors import UserError
+from ...config.model import BackendConfig
+from ...engine.request import GroupJob, JobGroup, JobRequest, Upload
+from ...jobs.group import TEMPORARY, GroupMember, GroupProgram, render_group
+from ...jobs.paths import file_path
+from ...jobs.resources import merge_resources
+from ...jobs.segments import CONTINUE, Continuation
+from ...jobs.spec import OutputFile, Resources
 from .. import Job
 from ..context import RuleContext
 from ..make_request import make_request, message_name
 from ..paths.storage import is_unstaged
 from ..resources import SITE_RESOURCE, are_resources_known, choose_environment
 from ..site_job import SiteJob
-from ..units import (
-    job_display_name,
-    list_layers,
-    list_members,
-    member_title,
-    unit_name,
-)
+from ..units import job_display_name, list_layers, list_members, member_title, unit_name
 
 ADDED: Final = ("runtime",)
 """Resources that add up over consecutive members, as in Snakemake's GroupJob."""
@@ -85,11 +71,27 @@ class Unit:
         members: its jobs, in the same order in every run.
     """
 
-    def __init__(self, job: Job, context: RuleContext) -> None:
+    def __init__(self, job: Job, context: RuleContext, turn: int = 0) -> None:
+        """Prepare; `turn` is the number of the one of its sites that it is to run at."""
         self.job = job
         self.context = context
         self.title = member_title(job)
-        self.members = [SiteJob(member, context) for member in list_members(job)]
+        self.members = [SiteJob(member, context, turn) for member in list_members(job)]
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of the sites that it may run at, in order."""
+        return self.members[0].sites
+
+    @property
+    def patience_s(self) -> int | None:
+        """How long it may wait to start at its site; None at the last of its sites."""
+        return self.members[0].patience_s
+
+    def elsewhere(self) -> Iterator["Unit"]:
+        """Yield it as it would run at each of its other sites."""
+        for turn in range(1, len(self.sites)):
+            yield Unit(self.job, self.context, turn)
 
     @property
     def is_known(self) -> bool:
@@ -132,7 +134,6 @@ class Unit:
 
     @property
     def config(self) -> BackendConfig:
-        """The backend config of its site."""
         return self.context.sites[self.site].config
 
     @property
@@ -246,26 +247,18 @@ def _one_site(group: Unit) -> str:
 
 def _unlike(group: Unit, error: Exception) -> UserError:
     """Return the error for a group whose resources Snakemake cannot combine."""
-    values: dict[str, dict[object, dict[str, None]]] = {}
-    names = {
-        name
-        for member in group.members
-        for name, value in member.job.resources.items()
-        if _is_text(name, value)
-    }
-    for member in group.members:
-        for name in names:
-            value = member.job.resources.get(name)
-            values.setdefault(name, {}).setdefault(value, {})[member.rule.name] = None
-    unlike = [
-        f"{name} is "
-        + ", ".join(
-            f"{'not set' if value is None else repr(str(value))} for {', '.join(rules)}"
-            for value, rules in of_name.items()
+    unlike = []
+    given = [(name, value) for m in group.members for name, value in m.job.resources.items()]
+    for name in sorted({name for name, value in given if _is_text(name, value)}):
+        rules: dict[object, dict[str, None]] = {}
+        for member in group.members:
+            rules.setdefault(member.job.resources.get(name), {})[member.rule.name] = None
+        shown = (
+            f"{'not set' if value is None else repr(str(value))} for {', '.join(of)}"
+            for value, of in rules.items()
         )
-        for name, of_name in sorted(values.items())
-        if len(of_name) > 1
-    ]
+        if len(rules) > 1:
+            unlike.append(f"{name} is {', '.join(shown)}")
     return UserError(
         "; ".join(unlike) or str(error),
         where=group.title,
@@ -290,10 +283,8 @@ def group_obstacle(unit: Unit, member: SiteJob) -> str | None:
         return None
     for name in ("tasks", "tasks_per_node", "nodes"):
         if isinstance(number := member.given.get(name), int) and number > 1:
-            return (
-                f"requests {name}={number} in a group, whose members all run on one node (take it"
-                " out of the group)"
-            )
+            where = "whose members all run on one node (take it out of the group)"
+            return f"requests {name}={number} in a group, {where}"
     if member.given.get("mpi"):
         return (
             "starts MPI in a group, whose members share one node without tasks of their own (take"
@@ -375,11 +366,7 @@ def make_group_request(unit: Unit, *, secrets: Mapping[str, str], forced: bool) 
 
 
 def _own_environment(group: Unit, parts: Iterable[JobRequest], *, image: bool) -> bool:
-    """Return whether the group runs without the backend config's image: all members, or none.
-
-    Raises:
-        UserError: the config has an image, and only some members have environments of their own.
-    """
+    """Return whether the group runs without the backend config's image: all members, or none."""
     found = {part.own_environment for part in parts if part.command}
     if image and len(found) > 1:
         raise UserError(
@@ -431,9 +418,9 @@ class _Files:
                 ):
                     readers = [j for j, files in dag.depending[member].items() if path in files]
                     numbers = sorted(number[j] for j in [member, *readers] if j in number)
-                    temporary.append(TemporaryFile(place, tuple(numbers)))
+                    temporary.append((place, tuple(numbers)))
                     self.services |= {place} if service else set()
-        for place in [*self.pipes, *(each.path for each in temporary)]:
+        for place in [*self.pipes, *(place for place, _ in temporary)]:
             outputs.pop(place, None)
         self.outputs = tuple(outputs.values())
         self.temporary = tuple(temporary)
@@ -454,7 +441,6 @@ def evaluate_anew(group: Job) -> None:
 
 
 def _part(group: Unit, member: SiteJob) -> JobRequest:
-    """Return the request that a member would be alone."""
     try:
         return make_request(member, secrets={}, forced=False)
     except UserError as error:
@@ -489,11 +475,11 @@ def _program(
             for member, part in zip(members, parts, strict=True)
         ],
         teams=[
-            GroupTeam(
-                needs=tuple(sorted({numbers[dep] for member in team
-                                    for dep in group.dag.dependencies[member]
-                                    if dep in numbers and dep not in team})),
-                takes=tuple(_takes(team, numbers, wanted, name) for name in limits),
+            (
+                tuple(sorted({numbers[dep] for member in team
+                              for dep in group.dag.dependencies[member]
+                              if dep in numbers and dep not in team})),
+                tuple(_takes(team, numbers, wanted, name) for name in limits),
             )
             for team in teams.values()
         ],
@@ -538,15 +524,12 @@ def _limits(
     teams: Iterable[Sequence[Job]], numbers: Mapping[Job, int], wanted: Asked
 ) -> dict[str, int]:
     """Return the group's CPUs, and its resources that all teams together would exceed."""
-    return {
-        "_cores": wanted.threads,
-        **{
-            name: limit
-            for name, limit in wanted.resources.items()
-            if isinstance(limit, int)
-            and name not in (*ADDED, "nodes")
-            and sum(_takes(team, numbers, wanted, name) for team in teams) > limit
-        },
+    return {"_cores": wanted.threads} | {
+        name: limit
+        for name, limit in wanted.resources.items()
+        if isinstance(limit, int)
+        and name not in (*ADDED, "nodes")
+        and sum(_takes(team, numbers, wanted, name) for team in teams) > limit
     }
 
 

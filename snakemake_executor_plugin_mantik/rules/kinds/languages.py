@@ -30,12 +30,12 @@ from snakemake import script as made
 from snakemake.iocontainers import Namedlist, Snakemake
 from snakemake.notebook import RJupyterNotebook
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.jobs.paths import file_path
-
+from ...common.errors import UserError
+from ...engine.request import Upload
+from ...jobs.paths import file_path
 from ..onsite import mantik_script
 from .script_file import ScriptFile
+from .shell_command import NODE_TMPDIR
 
 _MAYBE_NEWER: Final = re.compile(
     r"\s*type\s+\w+.*=|\s*(async\s+)?(def|class)\s+\w+\s*\[|.*\b[ft]r?[\"']|.*\brt[\"']|"
@@ -134,9 +134,8 @@ def encode_object(job: Snakemake) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-# Each contains a blank, so that it is quoted in any language.
-TMPDIR, HOME_MARK, CWD = "@mantik tmpdir@", "@mantik home@", "@mantik cwd@"
-_MARKS = {TMPDIR: "${TMPDIR:-/tmp}", HOME_MARK: "$mantik_home", CWD: "$PWD"}
+HOME_MARK, CWD = "@mantik home@", "@mantik cwd@"
+_MARKS = {NODE_TMPDIR: "${TMPDIR:-/tmp}", HOME_MARK: "$mantik_home", CWD: "$PWD"}
 """Marks for values that only the node knows, and the shell's expression for each."""
 
 _PREAMBLE = "@mantik preamble@"

@@ -12,11 +12,10 @@ from pathlib import Path
 from snakemake.script import get_source
 from snakemake.sourcecache import LocalSourceFile
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.staging.secret_files import NOTHING, Matching, Withheld
-from snakemake_executor_plugin_mantik.staging.sources import FILE_BYTES, MIB
-
+from ...common.errors import UserError
+from ...jobs.paths import file_path
+from ...staging.secret_files import NOTHING, Matching, Withheld
+from ...staging.sources import FILE_BYTES, MIB
 from .. import Job
 from ..context import report_withheld
 from ..onsite.mantik_script import STUBS
@@ -44,7 +43,6 @@ class ScriptFile:
 
     @property
     def path(self) -> Path:
-        """Its path on this machine."""
         return self.directory / self.name
 
     @property
@@ -66,7 +64,7 @@ class ScriptFile:
             text = re.sub(r"^[%!].*", "", text, flags=re.MULTILINE)
         elif self.language != "python":
             return []
-        return snakemake_imports(text, self.directory)
+        return sorted(_snakemake_imports(text, self.directory))
 
     def beside(self, total_limit: int, include: Matching = NOTHING) -> Iterator[tuple[str, Path]]:
         """Yield paths in the workspace and local paths of files beside a script from elsewhere.
@@ -124,31 +122,19 @@ def find_script_file(job: Job) -> ScriptFile:
     else:
         origin = source.get_basedir().get_path_or_uri(secret_free=True)
         directory = Path(cached).parent
-    inside = None
-    relative = os.path.relpath(os.path.realpath(directory), os.path.realpath(os.curdir))
-    if not any(part.startswith(".") and part != "." for part in Path(relative).parts):
-        inside = Path(relative).as_posix()
+    relative = Path(os.path.relpath(os.path.realpath(directory), os.path.realpath(os.curdir)))
+    hidden = any(part.startswith(".") for part in relative.parts)  # or outside
+    inside = None if hidden else relative.as_posix()
     return ScriptFile(source.get_filename(), text, language, directory, inside, origin)
-
-
-def snakemake_imports(text: str, directory: Path) -> list[str]:
-    """Return the imports of a script and of modules beside it that only Snakemake provides.
-
-    `text` is the script's source, `directory` the directory that contains it.
-    """
-    return sorted(_snakemake_imports(text, directory))
 
 
 @lru_cache(maxsize=256)
 def _snakemake_imports(text: str, directory: Path) -> frozenset[str]:
-    texts = [
-        text,
-        *(path.read_text(errors="replace") for path in imported_siblings(text, directory)),
-    ]
-    found = {each for text in texts for each in _imports(text)}
+    """Return the imports of a script and of modules beside it that only Snakemake provides."""
+    beside = (path.read_text(errors="replace") for path in imported_siblings(text, directory))
     return frozenset(
         f"{module}.{name}" if name else module
-        for module, name in found
+        for module, name in _imports(text).union(*map(_imports, beside))
         if module.partition(".")[0] == "snakemake" and name not in STUBS.get(module, ())
     )
 

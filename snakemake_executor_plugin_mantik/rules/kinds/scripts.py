@@ -9,12 +9,11 @@ from snakemake.iocontainers import Namedlist, ResourceList, Snakemake
 from snakemake.sourcecache import LocalSourceFile
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, one_line
-from snakemake_executor_plugin_mantik.config.exclude import Include
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.jobs.paths import WORK, script_path
-
+from ...common.errors import UserError, one_line
+from ...config.exclude import Include
+from ...config.model import BackendConfig
+from ...engine.request import Upload
+from ...jobs.paths import WORK, script_path
 from .. import Job
 from ..paths import path_rewriting, workflow_code
 from ..paths.job_paths import JobPaths
@@ -24,7 +23,6 @@ from .languages import (
     CWD,
     HOME_MARK,
     LANGUAGES,
-    TMPDIR,
     NodeTmpdir,
     ScriptContext,
     encode_object,
@@ -35,6 +33,7 @@ from .languages import (
     write_preamble,
 )
 from .script_file import ScriptFile
+from .shell_command import NODE_TMPDIR
 
 # Bash or any POSIX shell runs these texts.
 _PYTHON_SCRIPT = """\
@@ -80,7 +79,10 @@ def script_mistake(at: SiteJob) -> str | None:
     try:
         file = at.script
     except (WorkflowError, OSError) as error:
-        return f"has {_written(at.job)}, which {_unreadable(error)}"
+        why = f"cannot be read: {one_line(str(error))}"
+        if isinstance(error, FileNotFoundError):
+            why = f"does not exist: {error.filename}"
+        return f"has {_written(at.job)}, which {why}"
     if file is None:
         return None
     if at.rule.is_notebook and at.job.dag.is_edit_notebook_job(at.job):
@@ -109,12 +111,6 @@ def _written(job: Job) -> str:
     """Return the directive and path of a job's script, as the Snakefile has them."""
     rule = job.rule
     return f"script: {rule.script}" if rule.is_script else f"notebook: {rule.notebook}"
-
-
-def _unreadable(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return f"does not exist: {error.filename}"
-    return f"cannot be read: {one_line(str(error))}"
 
 
 def script_command(
@@ -203,7 +199,7 @@ def _script_context(
         "wildcards": job.wildcards,
         "threads": job.threads,
         "resources": ResourceList(
-            fromdict={**here.value(dict(job.resources.items())), "tmpdir": NodeTmpdir(TMPDIR)}
+            fromdict={**here.value(dict(job.resources.items())), "tmpdir": NodeTmpdir(NODE_TMPDIR)}
         ),
         "log": lists["log"],
         "config": sourced.value(here.value(job.rule.module_globals["config"])),

@@ -26,9 +26,8 @@ from snakemake.iocontainers import ResourceList
 from snakemake.resources import Resource, Resources
 from snakemake.shell import shell
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.script import PART_BYTES
-
+from ...common.errors import UserError
+from ...jobs.script import PART_BYTES
 from .. import Job
 from ..paths.job_paths import JobPaths
 from ..paths.path_rewriting import rewrite_paths
@@ -109,8 +108,8 @@ def _codes(code: CodeType | None) -> Iterator[CodeType]:
                 yield from _codes(constant)
 
 
-NODE_TMPDIR = "@mantik_tmpdir@"
-"""Placeholder in a command for the node's temporary directory: see `use_node_tmpdir`."""
+NODE_TMPDIR = "@mantik tmpdir@"
+"""Stands for the node's temporary directory. Its blank makes `{…:q}` quote it, in any language."""
 
 _RULE_NAMES = frozenset(
     {"input", "output", "params", "wildcards", "threads", "resources", "log", "rule", "jobid"}
@@ -155,9 +154,6 @@ def _declared(job: Job, own: Mapping[str, object]) -> str:
 
     Snakemake evaluates the expression when it reads the Snakefile, which gives `rule.shellcmd`, and
     again in each job, where f-strings and conditions see that job's values (here `own`).
-
-    Raises:
-        UserError: the expression cannot be evaluated.
     """
     run = job.rule.run_func
     commands: list[str] = []
@@ -194,10 +190,11 @@ def use_node_tmpdir(text: str, shell: str) -> tuple[str, str]:
     """
     if NODE_TMPDIR not in text:
         return text, shell
-    expands = _EXPANDS.fullmatch(shell) and not _UNEXPANDED.search(text)
+    variable = text.replace(f"'{NODE_TMPDIR}'", '"$TMPDIR"').replace(NODE_TMPDIR, "$TMPDIR")
+    expands = _EXPANDS.fullmatch(shell) and not _UNEXPANDED.search(variable)
     if expands or len(text) > PART_BYTES:  # a longer text cannot be a word of a command line
-        return text.replace(NODE_TMPDIR, "$TMPDIR"), shell
-    change = f"mantik_text=${{mantik_text//{NODE_TMPDIR}/$TMPDIR}}"
+        return variable, shell
+    change = f'mantik_text=${{mantik_text//"{NODE_TMPDIR}"/"$TMPDIR"}}'
     started = f'exec {shlex.quote(shell)} -c "$mantik_text"'
     return f"mantik_text={shlex.quote(text)}\n{change}\n{started}", "bash"
 

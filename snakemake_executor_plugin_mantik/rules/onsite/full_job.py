@@ -64,20 +64,8 @@ def fits(found: str, wanted: str) -> bool:
     return there[0] == here[0] and there >= here
 
 
-def own_version() -> str:
-    """Return the version of Snakemake in this Python's environment, empty if not installed."""
-    try:
-        from importlib.metadata import PackageNotFoundError, version
-    except ImportError:  # before Python 3.8, which no current Snakemake supports
-        return ""
-    try:
-        return version("snakemake")
-    except PackageNotFoundError:
-        return ""
-
-
 def snakemake_version(python: str) -> str:
-    """Return the version of Snakemake in another Python's environment, empty if not installed."""
+    """Return the version of Snakemake in a Python's environment, empty if not installed."""
     try:
         answer = subprocess.run([python, "-c", _ASK], stdout=subprocess.PIPE, check=False)
     except OSError:
@@ -92,7 +80,7 @@ def main() -> None:
     wanted = order["snakemake"]
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    found = {sys.executable: own_version()}
+    found = {sys.executable: snakemake_version(sys.executable)}
     if fits(found[sys.executable], wanted):
         run_full_job(order)
     for name in [*order["pythons"]]:

@@ -85,12 +85,10 @@ class Namedlist(list):  # type: ignore[type-arg] # list[Any] is no class in Pyth
         return self._names.keys()
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Yield names, each with its item or list of items."""
         for name in self._names:
             yield name, getattr(self, name)
 
     def get(self, key: str, default_value: Any = None) -> Any:
-        """Return the item or list of items of a name, or the default."""
         value = self.__dict__.get(key, default_value)
         return default_value if value is not None and value is self._guards.get(key) else value
 
@@ -139,15 +137,12 @@ class ReportHref:
         self._anchor = anchor
 
     def child_path(self, path: Any) -> ReportHref:
-        """Return a link to an item below this one."""
         return ReportHref(path, parent=self)
 
     def url_args(self, **args: str) -> ReportHref:
-        """Return this link with arguments."""
         return ReportHref(self._path, self._parent, args)
 
     def anchor(self, anchor: str) -> ReportHref:
-        """Return this link with an anchor in the page."""
         return ReportHref(self._path, self._parent, self._url_args, anchor)
 
     def __str__(self) -> str:
@@ -183,7 +178,6 @@ class Snakemake:
         return _restored("Params", values, self._params_store._get_names())
 
     def report_href(self, path: Any) -> ReportHref:
-        """Return a link to the report's item for `path`."""
         return ReportHref(path)
 
     def log_fmt_shell(self, stdout: bool = True, stderr: bool = True, append: bool = False) -> str:

@@ -32,21 +32,9 @@ from snakemake.exceptions import RuleException
 from snakemake.iocontainers import Namedlist
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.paths import (
-    OURS,
-    UP,
-    display_path,
-    outside_path,
-    path_at_site,
-)
-from snakemake_executor_plugin_mantik.storage.paths import (
-    find_local_prefix,
-    home_of,
-    plain_local_path,
-    storable_path,
-)
-
+from ...common.errors import UserError
+from ...jobs.paths import OURS, UP, display_path, is_at, outside_path, path_at_site
+from ...storage.paths import find_local_prefix, home_of, plain_local_path, storable_path
 from .. import Job
 
 _EVERYWHERE = ("/dev", "/proc", "/sys")
@@ -79,12 +67,12 @@ class JobPaths:
         if (stored := storable_path(path)) is not None:
             return stored
         absolute = self._absolute(str(path))
-        if _is_below(absolute, _EVERYWHERE):
+        if any(is_at(absolute, root) for root in _EVERYWHERE):
             return None
         inside = self._inside(absolute)
         if inside is None:
             return outside_path(absolute, self.workdir)
-        if _is_below(inside, (OURS,)):
+        if is_at(inside, OURS):
             raise UserError(
                 f"the path {path} is in the executor's own directory at a site",
                 do=f"Rename the directory {OURS}",
@@ -130,9 +118,8 @@ class JobPaths:
 
 def is_kept_in_storage(path: Any) -> bool:
     """Return whether a path is a `storage(…, retrieve=False)`, which the command itself fetches."""
-    if not getattr(path, "is_storage", False) or storable_path(path) is not None:
-        return False
-    return bool(path.should_not_be_retrieved_from_storage)
+    stored = getattr(path, "is_storage", False) and storable_path(path) is None
+    return bool(stored and path.should_not_be_retrieved_from_storage)
 
 
 def command_text(path: Any) -> str:
@@ -145,10 +132,6 @@ def command_text(path: Any) -> str:
         return home_of(path.storage_object.query)
     unfetched = getattr(path, "is_storage", False) and path.should_not_be_retrieved_from_storage
     return str(path.storage_object.query if unfetched else path)
-
-
-def _is_below(path: str, roots: tuple[str, ...]) -> bool:
-    return any(path == root or path.startswith(f"{root}/") for root in roots)
 
 
 UNKNOWN: Final = str(TBDString())

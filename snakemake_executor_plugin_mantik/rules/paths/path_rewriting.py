@@ -24,13 +24,12 @@ from snakemake.exceptions import RuleException
 from snakemake.sourcecache import LocalSourceFile
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.exclude import Include
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.jobs.paths import OURS, local_path
-from snakemake_executor_plugin_mantik.storage.paths import find_dataset
-
+from ...common.errors import UserError
+from ...config.exclude import Include
+from ...config.model import BackendConfig
+from ...engine.request import Upload
+from ...jobs.paths import OURS, local_path
+from ...storage.paths import find_dataset
 from .. import Job
 from ..context import select_small_files
 from ..kinds.script_file import ScriptFile
@@ -78,7 +77,6 @@ class RewrittenPaths:
     text: Callable[[str], str]
 
     def value(self, value: Any) -> Any:
-        """Map the paths in all strings of a value."""
         return map_texts(value, self.text)
 
 
@@ -174,7 +172,6 @@ class _Pattern:
         return self._regex.sub(lambda match: self._replacements[match[0]], text)
 
     def found(self, text: str) -> list[str]:
-        """Return the texts that `replace` would replace."""
         return self._regex.findall(text) if self._regex is not None else []
 
 
@@ -191,7 +188,6 @@ class _Finder:
         self._made: _Pattern | None = None
 
     def finds(self, value: Any) -> bool:
-        """Return whether a value may contain paths to map."""
         return bool(self._moved) or self._places.workdir in str(value)
 
     def text(self, text: str) -> str:

@@ -16,13 +16,8 @@ from typing import Any, Final
 from snakemake.io import is_flagged
 from snakemake_interface_executor_plugins.settings import SharedFSUsage
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.storage.paths import (
-    find_dataset,
-    is_ours,
-    storable_path,
-)
-
+from ...common.errors import UserError
+from ...storage.paths import find_dataset, is_ours, storable_path
 from .. import Job
 from .job_paths import is_kept_in_storage
 
@@ -87,9 +82,8 @@ _COMES: Final = ("touch", "protected", "update")
 
 def may_stay(job: Job, path: Any) -> bool:
     """Return whether an output of a job may stay at the site, whatever its name is."""
-    if storable_path(path) is None or job.is_checkpoint:
-        return False
-    return not any(is_flagged(path, flag) for flag in _COMES)
+    comes = job.is_checkpoint or any(is_flagged(path, flag) for flag in _COMES)
+    return storable_path(path) is not None and not comes
 
 
 def stored_mistake(job: Job, directive: str | None) -> str | None:
@@ -162,16 +156,14 @@ def local_mistake(job: Job) -> str | None:
 
 def is_unstaged(job: Job, path: Any) -> bool:
     """Return whether a file is only in a storage, and so neither uploaded nor downloaded."""
-    if not getattr(path, "is_storage", False):
-        return False
-    return jobs_use_storage(job.rule.workflow) or is_kept_in_storage(path)
+    stored = bool(getattr(path, "is_storage", False))
+    return stored and (jobs_use_storage(job.rule.workflow) or is_kept_in_storage(path))
 
 
 def storage_secrets(workflow: Any) -> dict[str, str]:
     """Return variables that storage plugins read, credentials above all, if jobs need them."""
-    if not jobs_use_storage(workflow):
-        return {}
-    return dict(workflow.spawned_job_args_factory.get_storage_provider_envvars())
+    known = workflow.spawned_job_args_factory.get_storage_provider_envvars
+    return dict(known()) if jobs_use_storage(workflow) else {}
 
 
 async def storage_versions(jobs: Iterable[Job]) -> str:

@@ -24,11 +24,10 @@ from snakemake.sourcecache import (
     infer_source_file,
 )
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.request import Upload
-from snakemake_executor_plugin_mantik.jobs.paths import FILES_DIRECTORY, file_path
-
+from ...common.errors import UserError
+from ...config.model import BackendConfig
+from ...engine.request import Upload
+from ...jobs.paths import FILES_DIRECTORY, file_path
 from .. import Job
 from ..context import select_small_files
 
@@ -53,13 +52,11 @@ class WorkflowCode:
     cached: dict[str, str] = field(default_factory=dict)
 
     def place(self, path: str | os.PathLike[str]) -> str:
-        """Return the path of a local file or directory in the workspace."""
         absolute = os.path.abspath(path)
         inside = os.path.relpath(absolute, self.workdir)
         return ELSEWHERE + absolute if inside.split(os.sep)[0] == ".." else inside
 
     def add(self, path: str | os.PathLike[str]) -> str:
-        """Add a local file, and return its path in the workspace."""
         place = self.place(path)
         if place.startswith(ELSEWHERE):
             self.uploads[place] = Upload(place, local=Path(os.path.abspath(path)))
@@ -162,6 +159,13 @@ def find_workflow_code(workflow: Any, workdir: Path, config: BackendConfig) -> W
     return found
 
 
+def read_snakefiles(workflow: Any) -> Iterator[str]:
+    """Yield the texts of a workflow's Snakefiles."""
+    for source in workflow.included:
+        with workflow.sourcecache.open(source) as file:
+            yield file.read()
+
+
 def enters_workdir(workflow: Any) -> bool:
     """Return whether a Snakefile has changed the working directory with `workdir:`."""
     return not os.path.samefile(workflow.workdir_init, os.curdir)
@@ -231,7 +235,7 @@ def upload_source_files(
         text = re.sub(
             rf"{re.escape(root)}[^\s'\"]*", lambda found: os.path.normpath(found[0]), text
         )
-        for copy in sorted(_cached_files(root), key=len, reverse=True):
+        for copy in sorted(map(str, _files(Path(root))), key=len, reverse=True):
             quoted = shlex.quote(copy)
             if copy in text or quoted in text:
                 place = file_path(Path(copy).read_bytes(), os.path.basename(copy))
@@ -262,8 +266,3 @@ def _cache_roots(job: Job) -> tuple[str, str]:
     """Return the cache of this run, and that of all runs, which may contain the first."""
     cache = job.rule.workflow.sourcecache
     return f"{cache.runtime_cache_path}/", f"{cache.cache_path}/"
-
-
-def _cached_files(root: str) -> Iterator[str]:
-    for folder, _, names in os.walk(root):
-        yield from (os.path.join(folder, name) for name in names)

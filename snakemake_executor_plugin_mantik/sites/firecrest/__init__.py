@@ -5,9 +5,8 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
-from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
-
+from ...common.errors import SiteNotFound, SiteRejected, UserError
+from ...jobs.paths import workspace_below
 from ..base import WORKSPACES, QueueLimits, SiteDetails, SiteFacts
 from .connection import (
     MAX_OPS_BYTES,

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import httpx
 
-from snakemake_executor_plugin_mantik.common.errors import SiteUnauthorized
-
+from ...common.errors import SiteUnauthorized
 from ..http import MALFORMED, Meaning, Pattern, is_from_gateway
 from ..rest import Connection, Opened
 from ..slurm import TOO_MANY_JOBS

@@ -22,14 +22,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    SiteNotFound,
-    SiteRejected,
-    SiteUnreachable,
-)
-from snakemake_executor_plugin_mantik.config.values import is_confidential
-from snakemake_executor_plugin_mantik.jobs.paths import OURS, ROOT
-
+from ...common.errors import SiteNotFound, SiteRejected, SiteUnreachable
+from ...config.values import is_confidential
+from ...jobs.paths import OURS, ROOT
 from ..base import NOT_SAFE, Entry, JobState, Phase, SharedFile, do_nothing
 from ..rest import repeat_request
 from .connection import local_time, zone_offset

@@ -7,13 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    SiteNotFound,
-    SiteRejected,
-    SiteUnreachable,
-)
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-
+from ...common.errors import SiteNotFound, SiteRejected, SiteUnreachable
+from ...jobs.reasons import Reason
 from ..base import MISSING, JobState, Phase, Submission, do_nothing
 from ..rest import RestSite, ask_all, states_of
 from ..slurm import (
@@ -351,7 +346,6 @@ class FirecrestJobs(RestSite[FirecrestConnection, FirecrestOpened]):
             )
 
     def _job_of(self, transfer: Mapping[str, Any]) -> str:
-        """Return the id of the job in an answer about a transfer."""
         with self._connection.parsing("a transfer"):
             return str(transfer["transferJob"]["jobId"])
 

@@ -5,14 +5,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-from snakemake_executor_plugin_mantik.common.errors import SiteRejected
-from snakemake_executor_plugin_mantik.jobs.resources import (
-    JOB_NAME_LENGTH,
-    after_directive,
-    pbs_directives,
-    slurm_directives,
-)
-
+from ...common.errors import SiteRejected
+from ...jobs.resources import JOB_NAME_LENGTH, after_directive, pbs_directives, slurm_directives
 from ..base import Submission, check_tag
 
 JOBS: Final = ".mantik/jobs"

@@ -7,13 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    SiteNotFound,
-    SiteRejected,
-    SiteUnauthorized,
-)
-from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
-
+from ...common.errors import SiteNotFound, SiteRejected, SiteUnauthorized
+from ...jobs.paths import workspace_below
 from ..base import WORKSPACES, QueueLimits, SiteDetails, SiteFacts
 from .connection import UnicoreConnection, UnicoreOpened, last_part, urls_in
 from .files import UnicoreFiles, find_storage, mount_of, read_mounts, read_storage

@@ -16,8 +16,7 @@ from urllib.parse import quote
 
 import httpx
 
-from snakemake_executor_plugin_mantik.common.errors import SiteError
-
+from ...common.errors import SiteError
 from ..http import MALFORMED, Meaning, Pattern, is_json
 from ..rest import Connection, Opened, repeat_request
 

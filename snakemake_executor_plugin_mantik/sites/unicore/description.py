@@ -9,16 +9,10 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any, Final, Literal
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.units import unicore_duration, unicore_memory
-from snakemake_executor_plugin_mantik.jobs.resources import (
-    after_directive,
-    cpus_per_node,
-    pbs_directives,
-    slurm_directives,
-)
-from snakemake_executor_plugin_mantik.jobs.spec import Resources
-
+from ...common.errors import UserError
+from ...config.units import format_duration, format_size
+from ...jobs.resources import after_directive, cpus_per_node, pbs_directives, slurm_directives
+from ...jobs.spec import Resources
 from ..base import Submission
 
 BATCH_FILE: Final = "bss.sh"
@@ -223,7 +217,9 @@ def _readable(name: str) -> str:
 def _resources(resources: Resources, known: Collection[str] | None) -> dict[str, str]:
     """Return the resources in UNICORE's names and units, as far as the queue supports them.
 
-    CPUsPerNode counts only together with Nodes, TotalCPUs only where it is consistent.
+    CPUsPerNode counts only together with Nodes, TotalCPUs only where it is consistent. A server
+    matches units of time by prefix, so `m` is minutes there, too, and refuses `GiB` and `GB` (its
+    `UnitParser`: "No conversion for unit").
     """
     nodes, cpus = resources.nodes, cpus_per_node(resources)
     memory = resources.memory_mib_per_node
@@ -233,12 +229,12 @@ def _resources(resources: Resources, known: Collection[str] | None) -> dict[str,
     if total is not None and cpus is not None and total != (nodes or 1) * cpus:
         total = None
     requested: dict[str, object] = {
-        "Runtime": resources.runtime_s and unicore_duration(resources.runtime_s),
+        "Runtime": resources.runtime_s and format_duration(resources.runtime_s),
         "Nodes": 1 if nodes is None and cpus is not None else nodes,
         "TotalCPUs": total,
         "CPUsPerNode": cpus,
         "GPUsPerNode": resources.gpus_per_node,
-        "MemoryPerNode": memory and unicore_memory(memory),
+        "MemoryPerNode": memory and format_size(memory << 20),
         "Reservation": resources.reservation,
         "NodeConstraints": resources.constraint,
         "QoS": resources.qos,

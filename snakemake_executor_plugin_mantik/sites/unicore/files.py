@@ -8,16 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    SiteError,
-    SiteNotFound,
-    SiteRejected,
-    SiteUnreachable,
-    one_line,
-)
-from snakemake_executor_plugin_mantik.jobs.paths import OURS, ROOT
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-
+from ...common.errors import SiteError, SiteNotFound, SiteRejected, SiteUnreachable, one_line
+from ...jobs.paths import OURS, ROOT
+from ...jobs.reasons import Reason
 from ..base import Entry, JobState, Phase, SharedFile
 from ..http import shorten
 from ..rest import repeat_request

@@ -10,9 +10,8 @@ from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound, SiteRejected
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-
+from ...common.errors import SiteError, SiteNotFound, SiteRejected
+from ...jobs.reasons import Reason
 from ..base import MISSING, JobState, Phase, Submission, check_tag, do_nothing
 from ..http import server_time, shorten
 from ..rest import RestSite, states_of

@@ -1,20 +1,28 @@
-"""Read what a running job has logged, as its script packs it (`live.sh`).
+"""Read tars that jobs made: plain files, and packs of what a running job has logged (`live.sh`).
 
-A pack may hold anything, because the job's own user can write it. So paths outside the directory,
-packs that are too large, and malformed ones raise `TarDamaged`.
+A tar may hold anything, because the job's own user can write it. Python's own module unpacks
+compressed content, makes files of a size that only a header claims, and runs out of stack or memory
+on nested headers; `read_tar` prevents that. Paths of a pack that lead outside the directory, packs
+that are too large, and malformed ones raise `TarDamaged`, too.
 """
 
 import io
 import re
+import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Final
+from typing import IO, Final, cast
 
 from .paths import MAX_PATH_DEPTH
-from .tar_reader import TarDamaged, read_tar
 
+MOST_ENTRIES: Final = 1_000_000
+"""Maximum number of entries in a tar; each takes about a thousand bytes of memory."""
+_LONGEST_HEADER: Final = 16 << 20
+"""Maximum size of one read in bytes; headers with the longest names have a few thousand."""
+_CHUNK: Final = 1 << 20
+_DAMAGED: Final = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 PACK_BYTES: Final = 2 << 20
 """A pack holds about so many bytes of unpacked files, and one file more: any site can download
 that much without a transfer job (firecREST: three quarters of 5 MiB)."""
@@ -24,6 +32,55 @@ LONGEST_PACK: Final = 64 << 20
 """Maximum size of a pack in bytes, packed or not."""
 
 _PART = re.compile(r"part/(?P<start>[0-9]{1,15})/(?P<path>.+)", re.DOTALL)
+
+
+class TarDamaged(Exception):  # noqa: N818 - reads as what it says
+    """The data is not a tar, or not one that a job script makes."""
+
+
+class _Sparing:
+    """A file that refuses large reads, because a header may claim any size for itself."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if size > _LONGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return self._file.read(size)
+
+
+def read_tar(file: IO[bytes]) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Yield the names and contents of the plain files in an uncompressed tar.
+
+    Contents come in pieces; read them before you advance to the next file.
+
+    Raises:
+        TarDamaged: the tar cannot be read, has too many entries, or is truncated.
+    """
+    try:
+        with tarfile.open(
+            fileobj=cast(IO[bytes], _Sparing(file)), mode="r:", errors="surrogateescape"
+        ) as tar:
+            for number, member in enumerate(tar):
+                if number >= MOST_ENTRIES:
+                    raise TarDamaged(f"it has more than {MOST_ENTRIES} entries")
+                # Sparse files can have holes of any size.
+                if member.isreg() and not member.issparse():
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    yield member.name, _pieces(content)
+    except _DAMAGED as error:
+        raise TarDamaged(str(error)) from error
+
+
+def _pieces(content: IO[bytes]) -> Iterator[bytes]:
+    try:
+        while piece := content.read(_CHUNK):
+            yield piece
+    except _DAMAGED as error:
+        raise TarDamaged(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -93,8 +150,7 @@ def _pack(tar: bytes, size: int) -> Pack:
 
 def _path(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+    outside = path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name
+    if outside or len(path.parts) > MAX_PATH_DEPTH:
         raise TarDamaged(f"a file {name!r}")
-    if len(path.parts) > MAX_PATH_DEPTH:
-        raise TarDamaged(f"a path of more than {MAX_PATH_DEPTH} directories")
     return path

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from ..faults import Action, Fault
+from ..faults import Action, Fault, spoil
 from ..sbatch import SlurmVariant
 from ..settings import SandboxSettings
 from ..site import Site
@@ -198,8 +198,14 @@ class FirecrestServer(Site):
             case "reservations":
                 found["reservations"] = []
             case "userinfo":
-                names = enumerate(self.settings.accounts)
-                accounts = [{"name": name, "default": not at} for at, name in names]
+                try:
+                    spoil()
+                    default = self.settings.accounts[:1]
+                except OSError:  # the command for it failed; the real server hides that
+                    default = ()
+                accounts = [
+                    {"name": name, "default": name in default} for name in self.settings.accounts
+                ]
                 found = {"user": own, "group": own, "groups": [own], "accounts": accounts}
             case _:
                 raise Failure(404, "Not Found")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_sandbox.faults import Fault
 from hpc_sandbox.firecrest.site import FirecrestServer
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
@@ -29,10 +30,11 @@ def served(sandbox: Sandbox) -> FirecrestServer:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Project]:
-    """A project at a site without an object store."""
+    """A project at a site without an object store; it is opened without a default account."""
     settings = replace(PATIENT.firecrest, transfer_method=None, account_needed=True)
     sites = [SiteOption("hpc2", "firecrest")]
     with Sandbox(tmp_path / "sandbox", sites, replace(PATIENT, firecrest=settings)) as box:
+        box.faults.add(Fault("fail_command", path="/userinfo$", count=2))
         made = Project(tmp_path / "project", place_in(box, "hpc2"))
         yield made
         made.close()

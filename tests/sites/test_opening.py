@@ -14,7 +14,6 @@ from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.sites.firecrest import (
     choose_workspace,
     parse_system,
-    read_user,
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
     FileSystem,
@@ -22,6 +21,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
     FirecrestUser,
     zone_offset,
 )
+from snakemake_executor_plugin_mantik.sites.firecrest.files import read_user
 from snakemake_executor_plugin_mantik.sites.unicore import queue_limits
 from tests.support.benches import any_site, in_use, open_and_close
 from tests.support.parrot import Parrot, Say
@@ -94,6 +94,9 @@ async def test_an_empty_list_of_accounts_is_asked_for_again(parrot: Parrot) -> N
     parrot.answers = [none]
     assert await read() == FirecrestUser("me")
     assert len(parrot.asked) == 2
+    nameless = say({"user": {"id": "1", "name": "me"}, "accounts": [{"name": "a"}]})
+    parrot.answers = [nameless, some]
+    assert await read() == FirecrestUser("me", "a", ("a",))
 
 
 def test_a_version_2_below_v1_is_one(parrot: Parrot) -> None:

@@ -128,7 +128,6 @@ def firecrest_site_at(url: str, credential: Credential, **timing: float) -> Fire
         "/scratch/me/ws",
         FirecrestSystem("hpc", "slurm", "firecREST 2.6.0", ()),
         FirecrestUser("me"),
-        None,
     )
     return site
 

@@ -14,10 +14,8 @@ from .connection import (
     FirecrestConnection,
     FirecrestOpened,
     FirecrestSystem,
-    FirecrestUser,
 )
-from .files import FirecrestFiles
-from .jobs import JOB_CHANNELS
+from .files import FirecrestFiles, read_user
 from .script import JOBS, SchedulerName
 
 __all__ = ["FirecrestSite"]
@@ -50,8 +48,7 @@ class FirecrestSite(FirecrestFiles):
                 "Set Workspace in the backend config to a plain path",
             )
         workspace = workspace_below(root)
-        account = self._account or user.account or None
-        self._opened = FirecrestOpened(workspace.rstrip("/"), system, user, account)
+        self._opened = FirecrestOpened(workspace.rstrip("/"), system, user)
         if make:
             await self.make_workspace()
         return SiteFacts(
@@ -159,30 +156,6 @@ def parse_system(description: Mapping[str, Any], version: str, where: str) -> Fi
         directives=tuple(map(str, directives)) if isinstance(directives, list) else (),
         unhealthy=tuple(_unhealthy(_pick(description, "services_health"))),
     )
-
-
-async def read_user(connection: FirecrestConnection, system: str) -> FirecrestUser:
-    """Read the user's login name and accounts at the system.
-
-    An empty list of accounts is asked for once more: Slurm's database may have been away.
-    """
-    path = f"/status/{system}/userinfo"
-    answer = await connection.get("userinfo", path, channels=JOB_CHANNELS)
-    if answer.get("accounts") == []:
-        answer = await connection.get("userinfo", path, channels=JOB_CHANNELS)
-    user = answer.get("user")
-    name = user.get("name") if isinstance(user, Mapping) else user
-    if not isinstance(name, str) or not name or "/" in name:
-        raise connection.nonsense("userinfo")
-    accounts = answer.get("accounts")
-    known = [
-        account
-        for account in (accounts if isinstance(accounts, list) else [])
-        if isinstance(account, Mapping) and account.get("name")
-    ]
-    default = next((str(account["name"]) for account in known if account.get("default")), "")
-    names = dict.fromkeys(str(account["name"]) for account in known)
-    return FirecrestUser(name, default, tuple(names))
 
 
 def list_known_defects(system: FirecrestSystem) -> Iterator[str]:

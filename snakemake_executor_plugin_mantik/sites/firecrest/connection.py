@@ -264,8 +264,7 @@ class FirecrestUser:
 
 @dataclass(frozen=True)
 class FirecrestOpened(Opened):
-    """What is known of an open site; `account` pays for jobs that transfer files."""
+    """What is known of an open site."""
 
     system: FirecrestSystem
     user: FirecrestUser
-    account: str | None

@@ -14,9 +14,9 @@ import stat
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -27,8 +27,8 @@ from ...config.values import is_confidential
 from ...jobs.paths import OURS, ROOT
 from ..base import NOT_SAFE, Entry, JobState, Phase, SharedFile, do_nothing
 from ..rest import repeat_request
-from .connection import local_time, zone_offset
-from .jobs import FirecrestJobs
+from .connection import FirecrestConnection, FirecrestUser, local_time, zone_offset
+from .jobs import JOB_CHANNELS, FirecrestJobs
 from .script import JOBS, TRANSFERS, job_body, transfer_script
 
 _COMMAND_TIMEOUT: Final = 408
@@ -301,8 +301,8 @@ class FirecrestFiles(FirecrestJobs):
             except SiteUnreachable as error:
                 if error.status != _COMMAND_TIMEOUT and "exit status:124" not in error.what:
                     raise
-            if self._open.account:
-                params["account"] = self._open.account
+            if account := await self._payer():
+                params["account"] = account
             return await act("transfer/rm")
 
         try:
@@ -403,8 +403,8 @@ class FirecrestFiles(FirecrestJobs):
         body: dict[str, Any] = {"source_path": self._at(path)}
         if self._open.system.is_since((2, 4)):  # which offers several ways
             body["transfer_directives"] = {"transferMethod": "s3"}
-        if self._open.account:
-            body["account"] = self._open.account
+        if account := await self._payer():
+            body["account"] = account
         answer = await self._connection.once(
             "transfer", "POST", self._files_path("transfer/download"), json=body
         )
@@ -448,11 +448,23 @@ class FirecrestFiles(FirecrestJobs):
 
     async def _start(self, commands: str) -> str:
         """Submit a job that runs `commands`; return its id."""
-        system, account = self._open.system, self._open.account
+        system = self._open.system
         script = transfer_script(
-            system.scheduler, system.directives, self._at(JOBS), account, commands
+            system.scheduler, system.directives, self._at(JOBS), await self._payer(), commands
         )
         return await self._submit(job_body(script, self._open.root), do_nothing)
+
+    async def _payer(self) -> str | None:
+        """Return the account of transfer jobs.
+
+        Where they need one and the server has not named the default, it is asked for again.
+        """
+        opened = self._open
+        account = self._account or opened.user.account
+        if not account and "{account}" in "\n".join(opened.system.directives):
+            user = await read_user(self._connection, self._machine)
+            self._opened, account = replace(opened, user=user), user.account
+        return account or None
 
     def _url_in(self, told: Any) -> str:
         """Return the URL of a transfer, or none; it must be confidential: it grants access."""
@@ -513,3 +525,29 @@ def _life_s(url: str) -> float:
     """Return for how many seconds a presigned URL is valid; infinity if it does not say so."""
     expires = parse_qs(urlsplit(url).query).get("X-Amz-Expires", [""])[0]
     return float(expires) if expires.isdecimal() else math.inf
+
+
+async def read_user(connection: FirecrestConnection, system: str) -> FirecrestUser:
+    """Read the user's login name and accounts at the system.
+
+    A list without a default account is asked for once more: Slurm's database may have been away,
+    and firecREST leaves the default out when its command for that alone fails.
+    """
+    path = f"/status/{system}/userinfo"
+    for _ in range(2):
+        answer = await connection.get("userinfo", path, channels=JOB_CHANNELS)
+        accounts = answer.get("accounts")
+        known = [
+            account
+            for account in (accounts if isinstance(accounts, list) else [])
+            if isinstance(account, Mapping) and account.get("name")
+        ]
+        default = next((str(account["name"]) for account in known if account.get("default")), "")
+        if default or accounts is None:
+            break
+    user = answer.get("user")
+    name = user.get("name") if isinstance(user, Mapping) else user
+    if not isinstance(name, str) or not name or "/" in name:
+        raise connection.nonsense("userinfo")
+    names = dict.fromkeys(str(account["name"]) for account in known)
+    return FirecrestUser(name, default, tuple(names))

@@ -185,7 +185,7 @@ def get(
             where="smk-mantik get",
             do=f"Name files, or add --all, {ALL_TARGETS} or --undeclared",
         )
-    lacking, others, here = list[str](), list[StoredOutput](), 0
+    lacking, own, others, here = list[str](), list[str](), list[StoredOutput](), 0
     files = read_files(context, directory) if targets else None
     directory = directory if files is None else files.workdir
     with closing(Catalog(directory.resolve(), os.environ, say)) as c:
@@ -194,7 +194,7 @@ def get(
             if names or undeclared:
                 others, here = find_undeclared(c, names, directory, site, force=force)
         else:
-            chosen, lacking = _find(c, files.targets)
+            chosen, lacking, own = _find(c, files.targets)
         missing = [output for output in chosen if not is_here(output, directory)]
         if not force:
             _refuse_others(directory, missing)
@@ -211,6 +211,11 @@ def get(
         f"Brought {' and '.join(counts)}, {size}"
         + f"; {humanize_count(left, 'was', 'were')} here." * bool(left)
     )
+    if own:
+        warn(
+            f"No site has {_names(own)}: the files here count as these targets. If they are older"
+            " results, such as git brings, remove them and run the workflow: it makes them again."
+        )
     if lacking:
         raise UserError(
             f"there are targets that do not exist: {_names(lacking)}",
@@ -245,16 +250,20 @@ def _chosen(catalog: Catalog, paths: Sequence[str]) -> tuple[list[StoredOutput],
     return [output for output in found if output is not None], others
 
 
-def _find(catalog: Catalog, paths: Iterable[str]) -> tuple[list[StoredOutput], list[str]]:
-    """Return those of `paths` that are outputs at a site, and those that do not exist at all."""
-    found, lacking = [], []
+def _find(
+    catalog: Catalog, paths: Iterable[str]
+) -> tuple[list[StoredOutput], list[str], list[str]]:
+    """Return which of `paths` are outputs at a site, do not exist, or are files of the user's."""
+    found, lacking, own = [], [], []
     for path in paths:
         output = catalog.find(path)
         if output is not None and not output.here:
             found.append(output)
         elif catalog.is_lost(path) or not os.path.lexists(catalog.home(path)):
             lacking.append(path)
-    return found, lacking
+        elif output is None:
+            own.append(path)
+    return found, lacking, own
 
 
 def _report_unnamed(catalog: Catalog, output: StoredOutput) -> None:
@@ -282,7 +291,7 @@ def _refuse_others(directory: Path, outputs: Iterable[StoredOutput]) -> None:
     ]
     if others:
         raise UserError(
-            f"there are files with other contents here: {_names(others)}",
+            f"nothing was brought: there are files with other contents here: {_names(others)}",
             where=str(directory),
             do="Move them away, or replace them with --force",
         )

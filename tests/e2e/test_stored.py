@@ -520,6 +520,26 @@ def test_get_plan_and_clean_know_what_lies_where(one: Project, firecrest_place: 
     assert one.read("report.txt") == REPORT
 
 
+def test_get_says_why_older_results_keep_it_from_bringing_targets(one: Project) -> None:
+    one.write("Snakefile", TARGETS + PIPELINE)
+    older = ("results/set.txt", "results/model.txt", "results/steps/2", "results/score.txt")
+    for name in (*older, "report.txt"):
+        one.write(name, "older\n")
+    tells(run(one), "Nothing to be done")
+
+    said = smk_mantik(one, "get", "--all-targets", "--", *FILES_STAY).ok().output
+
+    tells(said, "Brought 0 outputs", "No site has report.txt, results/score.txt, results/steps:")
+    tells(said, "older results", "remove them and run the workflow")
+
+    run(one, "--forcerun", "train")
+    refused = smk_mantik(one, "get", "--all-targets", "--", *FILES_STAY)
+    assert refused.code == 2
+    tells(refused.output, "nothing was brought", "other contents here: results/score.txt", "--force")
+    assert "No site has" not in refused.output
+    assert one.read("results/score.txt") == "older\n"
+
+
 @pytest.mark.nightly
 def test_get_brings_the_targets_of_another_directory(one: Project) -> None:
     profile = "".join(f"{key}: {value}\n" for key, value in STAY_PROFILE.items())

@@ -535,7 +535,9 @@ def test_get_says_why_older_results_keep_it_from_bringing_targets(one: Project) 
     run(one, "--forcerun", "train")
     refused = smk_mantik(one, "get", "--all-targets", "--", *FILES_STAY)
     assert refused.code == 2
-    tells(refused.output, "nothing was brought", "other contents here: results/score.txt", "--force")
+    tells(
+        refused.output, "nothing was brought", "other contents here: results/score.txt", "--force"
+    )
     assert "No site has" not in refused.output
     assert one.read("results/score.txt") == "older\n"
 

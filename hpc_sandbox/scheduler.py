@@ -391,6 +391,7 @@ def _scontrol(job: LocalJob) -> dict[str, str]:
         "RunTime": _clock((job.ended or time.time()) - (job.started or time.time())),
         "SubmitTime": _date(job.submitted), "StartTime": _date(job.started),
         "EndTime": _date(job.ended), "NumNodes": str(request.nodes),
+        "NodeList": os.uname().nodename if job.started else "(null)",
         "NumCPUs": str(request.cpus), "NumTasks": str(request.tasks),
         "CPUs/Task": str(request.cpus_per_task),
         "MinMemoryNode": f"{request.memory_mib}M" if request.memory_mib else "0",

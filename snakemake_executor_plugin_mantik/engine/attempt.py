@@ -116,9 +116,11 @@ class Attempt:
         return Times(max(0.0, waited), ran, min(now, ended + self.submitted_at - self.sent_at))
 
 
-def used_of(marker: Marker | None, times: Times) -> Used:
-    """Return what a job has used, as far as its marker reports it, and when it ended."""
-    used = Used(ended=times.ended, told_by=times.told_by, behind=times.behind)
+def used_of(marker: Marker | None, times: Times, failed_node: str = "") -> Used:
+    """Return what a job has used, as far as its marker reports it, and how and when it ended."""
+    used = Used(
+        ended=times.ended, told_by=times.told_by, behind=times.behind, failed_node=failed_node
+    )
     if marker is None:
         return used
     return replace(

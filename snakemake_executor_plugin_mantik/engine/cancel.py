@@ -123,6 +123,7 @@ class Canceller(Worker):
         marker: Marker | None = None,
         log: Path | None = None,
         reason: Reason | None = None,
+        failed_node: str = "",
         deadline: float | None = None,
     ) -> None:
         """Record how a try has ended, and tell the observer.
@@ -135,7 +136,7 @@ class Canceller(Worker):
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await self.remove_secrets(record)
-        outcome, used = then.outcome.format(why), used_of(marker, times)
+        outcome, used = then.outcome.format(why), used_of(marker, times, failed_node)
         told = JobEnd(
             then.how, words or why, log=log, waited=times.waited, ran=times.ran, reason=reason,
             exit_code=marker.exit_code if marker is not None and not then.successor else None,

@@ -41,7 +41,7 @@ from .attempt import Attempt
 from .cancel import Canceller
 from .evidence import revoke_try
 from .machine import IF_CHANGED, LISTED, End, choose_tries
-from .plan import NOTHING, Resumed, make_submission
+from .plan import NOTHING, Resumed, make_submission, nodes_to_exclude
 from .request import JobRequest, fingerprint_of
 from .work import SiteWork, Worker
 
@@ -82,6 +82,7 @@ class Dispatcher(Worker):
         self._canceller = canceller
         self._there: dict[str, asyncio.Task[None]] = {}
         self._was_purged = False
+        self._excluded: set[str] = set()
         self.gone_on: set[str] = set()
 
     async def look_at_files(
@@ -291,7 +292,7 @@ class Dispatcher(Worker):
             request, attempt.record, self._facts, staged, term=self._place.lead.term, after=after,
             resumed=self._resumed(attempt.record),
         )  # fmt: skip
-        spec = replace(spec, live=attempt.live)
+        spec = replace(spec, live=attempt.live, resources=self._avoiding(spec.resources))
         submission = replace(make_submission(spec), after=tuple(after_jobs))
         # From now on the job may change its outputs at the site, whether it succeeds or not.
         self._place.stager.lost(outputs)
@@ -318,6 +319,21 @@ class Dispatcher(Worker):
             # Earlier ids stay: any of them may be the one that runs.
             attempt.ids.append(site_job)
             self._observer.submitted(attempt.record, site_job, spec.resources.queue or "")
+
+    def _avoiding(self, resources: Resources) -> Resources:
+        """Return the resources of a job without the nodes that have failed others in this run."""
+        if self._settings.scheduler != "slurm":
+            return resources
+        failed = self._journal.failed_nodes(self._site.name)
+        nodes = nodes_to_exclude(resources, self._facts, list(failed))
+        for node in [node for node in nodes if node not in self._excluded]:
+            self._excluded.add(node)
+            self._notify(
+                f"{failed[node].name}: its node {node} at {self._site.name} failed. Jobs that this"
+                f" run submits there from now on avoid it (--exclude={node})."
+            )
+        exclude = ",".join(filter(None, [resources.exclude, *nodes]))
+        return replace(resources, exclude=exclude or None)
 
     def _begin_uses(
         self, request: JobRequest, record: TryRecord, files: Iterable[LocalFile]

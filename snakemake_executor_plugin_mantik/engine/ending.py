@@ -89,6 +89,7 @@ class Ending(Worker):
         self._attempt = attempt
         self._record = attempt.record
         self._path = log_path(self._logs, attempt.record)
+        self._failed_node = ""  # `JobState.failed_node`
         self.marker: Marker | None = None
 
     async def conclude(self, end: Evidence) -> tuple[Verdict, Outcome | None]:
@@ -129,6 +130,7 @@ class Ending(Worker):
         verdict = judge_silence(self._record, end, self._continuation)
         if verdict.end in (End.AGAIN, End.LATER):
             return await self._again(verdict)
+        self._failed_node = end.state.failed_node if end.state is not None else ""
         said = LastWords(await self._log(), self._shown())
         await self._canceller.rescue(self._record.id)
         words = messages.stopped_message(end.state, self._attempt.where, said)
@@ -146,7 +148,7 @@ class Ending(Worker):
                 await self.fetch(marker)
         log = await self._log()
         asked = self._planner.resources(self._request.resources, self._request.threads)
-        reason = await find_reason(
+        reason, self._failed_node = await find_reason(
             self._site, self._settings, marker, record, ids=self._attempt.ids,
             limit=asked.runtime_s,
         )  # fmt: skip
@@ -254,7 +256,7 @@ class Ending(Worker):
         await self._canceller.record_end(
             self._record, end, why, words=words, ids=self._attempt.ids, reason=reason,
             times=self._attempt.times(self.marker), marker=self.marker if over else None,
-            log=self._log_here if over else None,
+            log=self._log_here if over else None, failed_node=self._failed_node,
         )  # fmt: skip
 
     def _outcome(self, reason: Reason, message: str, try_id: str) -> Outcome:
@@ -426,8 +428,8 @@ async def find_reason(
     *,
     ids: Sequence[str],
     limit: float | None = None,
-) -> Reason:
-    """Return why a job failed that could still write its marker.
+) -> tuple[Reason, str]:
+    """Return why a job failed that could still write its marker, and `JobState.failed_node`.
 
     `ids` are empty if a run was killed before it got them. `limit` is the walltime in seconds,
     where known. The scheduler is asked if it may know better; wait up to the marker's grace for a
@@ -443,7 +445,7 @@ async def find_reason(
                     break
                 await asyncio.sleep(settings.timing.poll_min_s)
     if state is None:
-        return reason
+        return reason, ""
     if state.phase is Phase.WAITING:
         # The site put it back into the queue, where nobody cancelled it. Half a record may say so
         # for some seconds; and it may be another start of the same submission, of which the site
@@ -451,8 +453,8 @@ async def find_reason(
         with suppress(SiteError):
             owner = await read_owner(site, record)
             if owner is not None and owner.scheduler_job == state.scheduler_id:
-                return Reason.PREEMPTED
-    return state.reason if state.reason in _TELLING else reason
+                return Reason.PREEMPTED, ""
+    return (state.reason, state.failed_node) if state.reason in _TELLING else (reason, "")
 
 
 async def _last_state(site: Site, record: TryRecord, ids: Sequence[str]) -> JobState | None:

@@ -417,6 +417,29 @@ def _none_chosen(resources: Resources, facts: SiteFacts) -> Misfit:
     return Misfit("Queue", f"no queue allows this job: {'; '.join(why)}", "Request less")
 
 
+_MOST_EXCLUDED: Final = 4
+"""Most failed nodes that a job avoids: if the fault is in the jobs, they must not end up with none.
+"""
+
+
+def nodes_to_exclude(
+    resources: Resources, facts: SiteFacts, failed: Sequence[str]
+) -> tuple[str, ...]:
+    """Return those of the nodes that failed in this run, given oldest first, that a job avoids.
+
+    Slurm holds or refuses a job for which too few nodes are left. Where it is unknown how many it
+    can choose from, it avoids the last one only.
+    """
+    if resources.nodelist is not None:
+        return ()
+    limits = [facts.queues[q].nodes if q in facts.queues else None for q in resources.queues]
+    asked = resources.constraint, resources.reservation, resources.gpu_model, resources.exclude
+    known = limits and None not in limits and not any(asked)
+    spare = (limit[1] - (resources.nodes or 1) for limit in limits if limit is not None)
+    most = min([_MOST_EXCLUDED if known else 1, *spare])
+    return tuple(failed[-most:]) if most > 0 else ()
+
+
 def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
     """Yield the requests that do not fit what the site reports of its accounts and queues."""
     account = resources.account

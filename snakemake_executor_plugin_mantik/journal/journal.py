@@ -667,6 +667,24 @@ class Journal(Database):
     def tries(self, ids: Iterable[str]) -> list[TryRecord]:
         return [record for one in ids for record in self._tries("WHERE id = ?", (one,))]
 
+    def failed_nodes(self, site: str) -> dict[str, TryRecord]:
+        """Return the nodes that failed in this run at a site, each with the last job it ended.
+
+        The node that failed last comes last. What runs did that were killed since one ended belongs
+        to this run.
+        """
+        ended = self._tries(
+            "WHERE site = ? AND used LIKE '%\"failed_node\"%'"
+            " AND finished > (SELECT COALESCE(MAX(ended), 0) FROM runs)",
+            (site,),
+        )
+        ended.sort(key=lambda record: record.finished or 0.0)
+        found: dict[str, TryRecord] = {}
+        for record in ended:
+            found.pop(record.what_used.failed_node, None)
+            found[record.what_used.failed_node] = record
+        return found
+
     def all_open_tries(self) -> list[TryRecord]:
         """Return all tries that are not final, the oldest first."""
         return self._tries("WHERE state NOT IN ('done', 'abandoned')", ())

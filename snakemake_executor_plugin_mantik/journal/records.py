@@ -116,6 +116,7 @@ class Used:
         ended, told_by, behind: see `Times`.
         gpu_busy: how busy its GPUs on the first node were on average, in percent.
         exit_code: of its command, or of a step that failed before it.
+        failed_node: see `sites.base.JobState`.
     """
 
     cpu_s: float | None = None
@@ -125,6 +126,7 @@ class Used:
     told_by: str = ""
     behind: float | None = None
     exit_code: int | None = None
+    failed_node: str = ""
 
 
 LOST = "lost"

@@ -158,6 +158,8 @@ class JobState:
             scheduler expects it now; None if it reports none.
         ran: seconds that a job ran which has ended, as the scheduler counts them; None if it does
             not report them.
+        failed_node: the node because of which the job ended; empty if it ended for another reason,
+            or had several nodes.
         later: whether the failure is temporary: there are too many jobs (`Reason.REJECTED`), or
             something at the site was away (`Reason.LAUNCH_FAILURE`).
     """
@@ -168,6 +170,7 @@ class JobState:
     exit_code: int | None = None
     scheduler_id: str = ""
     queue: str = ""
+    failed_node: str = ""
     later: bool = False
     waits: str | None = None
     never: bool = False

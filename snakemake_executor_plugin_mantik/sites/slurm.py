@@ -211,6 +211,16 @@ def describe_end(state: str, reason: str, code: int | None, signal: int | None) 
     return f"{words}, exit code {code}" if code else words
 
 
+def failed_node(reason: Reason | None, nodes: object) -> str:
+    """Return the node because of which a job ended, from the list of its nodes; else empty.
+
+    Of several nodes Slurm does not say which one it was.
+    """
+    single = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", str(nodes or ""), re.ASCII)
+    of_node = reason in (Reason.NODE_FAILURE, Reason.LAUNCH_FAILURE)
+    return single[0] if single and of_node else ""
+
+
 def memory_message(output: str) -> str:
     """Return the line of a job's output in which Slurm reports a lack of memory; else empty.
 

@@ -1,14 +1,18 @@
 """A try that failed tells why, and the next one asks for more of what it lacked, if at all."""
 
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hpc_sandbox.batch import BatchState
+from hpc_sandbox.scheduler import LocalJob
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
-from tests.support.places import PATIENT
+from tests.support.places import PATIENT, MakeProject
 from tests.support.workflows import SHORT, UNTRACKED, Project, place_in, tells, until
 
 SNAKEFILE = """
@@ -185,3 +189,51 @@ def test_what_was_learned_outlives_the_controller(project: Project) -> None:
     assert asked[:2] == ["100", "200"]
     assert sorted(asked[2:4]) == ["100", "300"]
     assert asked[4] == "100", "it had succeeded"
+
+
+NODES = """
+    rule all:
+        input: "lost.txt", "found.txt"
+
+    rule lost:
+        output: "lost.txt"
+        resources: exclude="n[7-9]"
+        shell: "until [ -e go ]; do sleep 0.1; done; touch {output}"
+
+    rule found:
+        output: "found.txt"
+        shell: "touch {output}; [ -e go ] || exit 3"
+"""
+
+
+@pytest.mark.parametrize("name", ["hpc1", "hpc2"])
+def test_a_node_that_failed_a_job_gets_none_of_those_that_follow(
+    sandbox: Sandbox, project_at: MakeProject, name: str
+) -> None:
+    """Also in the next run, if this one is killed; a command that fails excludes no node."""
+    project = project_at(place_in(sandbox, name), dict(UNTRACKED))
+    project.write("Snakefile", NODES)
+    queue, node = sandbox.local_scheduler(name), os.uname().nodename
+
+    def last(rule: str) -> LocalJob:
+        return [job for job in queue.jobs.values() if job.request.name.startswith(rule)][-1]
+
+    def excluded() -> list[str]:
+        scripts = [last(rule).copy.read_text() for rule in ("lost", "found")]
+        return [" ".join(re.findall("#SBATCH --exclude=(.*)", script)) for script in scripts]
+
+    running = project.start("--keep-going", "--retries", "1", "--nolock")
+    running.says("lost: runs at")
+    until(lambda: running.output.count("found: failed at") == 2, "a command to fail twice")
+    assert excluded() == ["n[7-9]", ""]
+    said = f"lost: its node {node} at {name} failed."
+    assert said not in running.output
+    sandbox.fail_node(name, last("lost").id)
+    running.says(said)
+    until(lambda: last("lost").state is BatchState.RUNNING, "the next attempt")
+    assert excluded() == [f"n[7-9],{node}", ""]
+    running.kill()
+    (project.workspace / "go").touch()
+    told = project.run("--nolock", "--rerun-incomplete").ok().output
+    assert excluded() == [f"n[7-9],{node}", node]
+    assert running.output.count(said) == told.count(said) == 1

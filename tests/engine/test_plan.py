@@ -12,6 +12,7 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.plan import (
     Planner,
     choose_queue,
+    nodes_to_exclude,
     through_links,
     unchecked_resources,
 )
@@ -109,6 +110,24 @@ def test_the_first_queue_that_allows_a_job() -> None:
         fits(Resources(queue="auto", runtime_s=86_401), facts)
     with pytest.raises(UserError, match=r"does not report which walltimes .*several .* \(free\)"):
         fits(Resources(queue="auto"), replace(FACTS, queues={"free": QueueLimits()}))
+
+
+def test_enough_nodes_are_left_for_a_job_that_avoids_those_that_failed() -> None:
+    queues = {f"q{n}": QueueLimits(nodes=(1, n)) for n in (1, 2, 3, 9)}
+    facts = SiteFacts("/w", "firecREST", queues={**queues, "free": QueueLimits()})
+
+    def left_out(queue: str | None, **asked: Any) -> str:
+        return "".join(nodes_to_exclude(Resources(queue=queue, **asked), facts, "abcdef"))
+
+    assert [left_out(f"q{n}") for n in (1, 2, 3, 9)] == ["", "f", "ef", "cdef"]
+    assert [left_out(f"q{n}", nodes=2) for n in (1, 2, 3, 9)] == ["", "", "f", "cdef"]
+    assert left_out("q3,q9") == "ef"
+    for unknown in (None, "free", "hidden", "q9,free"):
+        assert left_out(unknown) == left_out(unknown, nodes=5) == "f"
+    assert left_out("q1,free") == ""
+    for choosy in ("constraint", "reservation", "gpu_model", "exclude"):
+        assert left_out("q9", **{choosy: "x"}) == "f"
+    assert left_out("q9", nodelist="f") == ""
 
 
 def test_a_queue_that_a_site_does_not_list_may_exist() -> None:

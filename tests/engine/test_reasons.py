@@ -73,7 +73,7 @@ def reason(
     marker = replace(marker, started=1e9, ended=1e9 + ran)
     return virtualtime.run(
         find_reason(site, SiteSettings(), marker, RECORD, ids=list(ids), limit=limit)
-    )
+    )[0]
 
 
 @pytest.mark.parametrize(

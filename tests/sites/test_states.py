@@ -173,6 +173,34 @@ def test_ends_that_slurm_tells_before_unicore_does(
     assert told == JobState(Phase.ENDED, reason, detail=words, scheduler_id="7")
 
 
+@pytest.mark.parametrize(
+    ("word", "signal", "nodes", "node"),
+    [
+        ("NODE_FAIL", 0, "nid001", "nid001"),
+        ("BOOT_FAIL", 0, "nid001", "nid001"),
+        ("FAILED", 53, "nid001", "nid001"),
+        ("FAILED", 9, "nid001", ""),
+        ("PREEMPTED", 0, "nid001", ""),
+        ("OUT_OF_MEMORY", 125, "nid001", ""),
+        ("NODE_FAIL", 0, "nid[001-002]", ""),
+        ("NODE_FAIL", 0, "nid001,nid004", ""),
+        ("BOOT_FAIL", 0, "(null)", ""),
+    ],
+)
+def test_the_node_because_of_which_a_job_ended(
+    word: str, signal: int, nodes: str, node: str
+) -> None:
+    told = f"JobState={word} ExitCode=0:{signal} ReqNodeList=(null) ExcNodeList=x NodeList={nodes}"
+    for details in ({"JobState": word, "ExitCode": f"0:{signal}", "NodeList": nodes}, {"": told}):
+        assert slurm_state(slurm_details(details), RUNNING).failed_node == node
+    assert firecrest_state(job(word, 0, signal, nodes=nodes)).failed_node == node
+
+
+def test_ends_without_a_node_and_those_that_pbs_tells() -> None:
+    assert firecrest_state(job("BOOT_FAIL", nodes="None assigned")).failed_node == ""
+    assert firecrest_state(job("F", -1, nodes="n1")).failed_node == ""
+
+
 def test_what_slurm_counts_of_a_job_that_ended() -> None:
     """By Slurm's clock, whenever somebody asks."""
     times = {"SubmitTime": "2026-11-24T23:59:00", "StartTime": "2026-11-25T00:01:30"}

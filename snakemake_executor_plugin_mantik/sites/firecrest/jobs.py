@@ -14,6 +14,7 @@ from ..rest import RestSite, ask_all, states_of
 from ..slurm import (
     describe_end,
     end_reason,
+    failed_node,
     is_scheduler_id,
     memory_message,
     parse_number,
@@ -53,12 +54,13 @@ def firecrest_state(job: Mapping[str, Any]) -> JobState:
     word = text.split(" ")[0].rstrip("+")
     phase = _PBS_PHASES.get(word) or slurm_phase(word)
     code, signal = parse_number(status.get("exitCode")), parse_number(status.get("interruptSignal"))
-    reason = None
+    reason, node = None, ""
     if phase is Phase.ENDED:
         if len(word) == 1:
             reason, signal = _pbs_reason(code)
         else:
             reason = _slurm_reason(word, code, signal, job)
+            node = failed_node(reason, job.get("nodes"))
     waits, never, pending = None, False, ""
     if phase is Phase.WAITING:
         pending = pending_reason(status.get("stateReason"))
@@ -71,6 +73,7 @@ def firecrest_state(job: Mapping[str, Any]) -> JobState:
         exit_code=code if plain else None,
         scheduler_id=str(job.get("jobId") or ""),
         queue=str(job.get("partition") or ""),
+        failed_node=node,
         waits=waits,
         never=never,
         pending=pending,

@@ -20,6 +20,7 @@ from ..slurm import (
     TOO_MANY_JOBS,
     describe_end,
     end_reason,
+    failed_node,
     is_scheduler_id,
     memory_message,
     parse_number,
@@ -72,7 +73,9 @@ _LOST_TEXTS: Final = re.compile(
 """Texts of `statusMessage` of a job that UNICORE gave up because something was away: the site did
 not refuse it, and it may be in the scheduler's queue."""
 
-_DETAILS: Final = ("JobState", "Reason", "ExitCode", "SubmitTime", "StartTime", "RunTime")
+_DETAILS: Final = (
+    "JobState", "Reason", "ExitCode", "SubmitTime", "StartTime", "RunTime", "NodeList",
+)  # fmt: skip
 """Fields of `scontrol show job`."""
 _LOGGED_DETAILS: Final = "Detailed job information from batch system:"
 _REJECTION: Final = re.compile(r"Could not submit job: (?P<text>.*)", re.DOTALL)
@@ -205,6 +208,7 @@ def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
     return replace(
         state, phase=Phase.ENDED, reason=reason, detail=words,
         ran=_ran(details), starts_after=_starts_after(details),
+        failed_node=failed_node(reason, details.get("NodeList")),
     )  # fmt: skip
 
 

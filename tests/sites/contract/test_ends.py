@@ -57,7 +57,9 @@ class TestEnds:
         job = await site.submit(a_job("sleep 300", resources))
         state = await until(site, job, running)
         bench.cluster.fail_node(state.scheduler_id)
-        assert (await until_explained(site, job)).reason is Reason.NODE_FAILURE
+        explained = await until_explained(site, job)
+        assert explained.reason is Reason.NODE_FAILURE
+        assert explained.failed_node
 
     async def test_scancel_of_one_that_runs(self, bench: Bench, site: Site) -> None:
         job = await site.submit(a_job("exec sleep 300"))

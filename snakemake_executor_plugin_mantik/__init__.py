@@ -107,7 +107,7 @@ class ExecutorSettings(ExecutorSettingsBase):
 
         Snakemake creates the settings before it checks its own lock and looks for scripts.
         """
-        snakemake_errors.register_filter()
+        snakemake_errors.register_filter(self)
 
 
 class Executor(RemoteExecutor):

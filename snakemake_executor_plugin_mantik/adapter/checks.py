@@ -23,7 +23,7 @@ from ..rules import deployment, preflight, resources
 from ..rules.context import (
     RuleContext,
     capped_options,
-    check_conda_here,
+    check_deployed_here,
     ignored_options,
     read_context,
 )
@@ -243,7 +243,7 @@ def _check_without_sites(
     with found.check():
         storage.check_shared(workflow.storage_settings)
     with found.check():
-        check_conda_here(workflow, dag)
+        check_deployed_here(workflow, dag)
     if uses_provider(workflow):
         with found.check():
             _check_names(dag.jobs)

@@ -1,4 +1,4 @@
-"""Explain what Snakemake reports before it creates the executor.
+"""Explain what Snakemake reports, and stop what is in vain, before it creates the executor.
 
 A stale lock: print the right command.
 
@@ -8,6 +8,11 @@ at the sites, a filter of its log adds the command that works.
 
 A missing script: Snakemake (9.27, `dag.ScriptProcessor`) shows a traceback of its own code. The
 filter replaces that text.
+
+Environments on this machine: with `--software-deployment-method` Snakemake (9.27,
+`Workflow.execute`) looks for conda or apptainer, and makes all jobs' environments, before anything
+of an executor runs. Its log tells when it begins: the filter refuses the workflow then, if the
+executor would refuse it afterwards.
 
 A Snakemake that is missing or too old is refused before modules are imported that need it.
 """
@@ -23,6 +28,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from snakemake_interface_common.exceptions import ApiError, WorkflowError
+
 from ..common.errors import SeveralMistakes, UserError, printable
 from ..common.locks import is_locked
 from ..common.state_directory import STATE
@@ -30,6 +37,10 @@ from ..common.state_directory import STATE
 _OPTIONS = ("--nolock", "--rerun-incomplete")
 _DIRECTORY = ("-d", "--directory")
 _REFUSALS = ("LockException", "IncompleteFilesException")
+_MAKING = (("conda", "create"), ("singularity", "pull"))
+"""Modules and functions of Snakemake that log that they begin to make an environment or image."""
+_ALL_MADE_BY = ("create_conda_envs", "pull_container_imgs")
+"""Methods of Snakemake's DAG that call these for all jobs."""
 
 
 def _advice() -> str:
@@ -59,34 +70,61 @@ def _advice() -> str:
 
 
 class _Filter(logging.Filter):
+    options: Any = None
+    """The executor's settings: with a dry run, Snakemake's workflow does not have them."""
+
     def filter(self, record: logging.LogRecord) -> bool:
         exception = getattr(record, "exception", "")
         if exception in _REFUSALS:
             record.msg, record.args = f"{record.getMessage()}\n{_advice()}", ()
-        elif exception == FileNotFoundError.__name__:
+        elif exception not in ("", ApiError.__name__):
             found = _explain(sys.exc_info()[1])
             if found is not None:
                 record.msg, record.args = printable(str(found)), ()
+        elif (record.module, record.funcName) in _MAKING:
+            _refuse_before_making()
         return True
 
 
 _FILTER = _Filter()
 
 
-def register_filter() -> None:
-    """Explain what Snakemake reports from now on, however often this is called."""
+def register_filter(options: Any) -> None:
+    """Explain what Snakemake reports from now on, however often this is called.
+
+    `options` are the executor's settings.
+    """
+    _FILTER.options = options
     logging.getLogger("snakemake.logging").addFilter(_FILTER)
 
 
+def _refuse_before_making() -> None:
+    """Refuse a workflow with mistakes before Snakemake makes an environment for it here.
+
+    Raises:
+        ApiError: lists the mistakes.
+    """
+    for frame, _ in traceback.walk_stack(None):
+        if frame.f_code.co_name in _ALL_MADE_BY:
+            dag = frame.f_locals["self"]
+            if not dag.workflow.dryrun and (error := _find_mistakes(dag)):
+                # For other errors Snakemake would show the lines of code that raised them.
+                raise ApiError(str(error))
+
+
 def _explain(error: BaseException | None) -> UserError | None:
-    """Return the user's mistake, if an error is about the script or notebook of a rule."""
-    if not isinstance(error, FileNotFoundError):
-        return None
-    for frame, _ in traceback.walk_tb(error.__traceback__):
+    """Return the user's mistake, if an error is about a script or an environment of a rule."""
+    for frame, _ in traceback.walk_tb(error.__traceback__ if error is not None else None):
         rule: Any = getattr(frame.f_locals.get("job"), "rule", None)
+        if frame.f_code.co_name in _ALL_MADE_BY:
+            return _find_mistakes(frame.f_locals["self"])
+        if not isinstance(error, FileNotFoundError):
+            continue
         if frame.f_code.co_name == "process_job" and rule is not None:
             kind, path = ("script", rule.script) if rule.is_script else ("notebook", rule.notebook)
-            return _find_others(frame.f_locals["self"].dag) or UserError(
+            others = _find_mistakes(frame.f_locals["self"].dag)
+            # One alone may be a consequence of what is missing.
+            return (others if isinstance(others, SeveralMistakes) else None) or UserError(
                 f"{kind}: {path} does not exist ({error.filename})",
                 where=f"rule {rule.name}",
                 do="Correct the path, which is relative to the directory of the Snakefile; nothing"
@@ -95,19 +133,19 @@ def _explain(error: BaseException | None) -> UserError | None:
     return None
 
 
-def _find_others(dag: Any) -> UserError | None:
-    """Return the mistakes of the workflow, that one among them; None if it is the only one."""
+def _find_mistakes(dag: Any) -> UserError | None:
+    """Return the mistakes of the workflow, as far as they can be found now."""
     # Imported here because this module is imported for every command of Snakemake.
-    from snakemake_interface_common.exceptions import WorkflowError
-
     from .checks import check_workflow
 
     workflow, quiet = dag.workflow, logging.Logger("mantik", logging.CRITICAL)
+    if workflow.execution_settings is None or workflow.scheduler is not None:
+        return None  # no job is to run, as with --conda-create-envs-only, or some do already
     try:
-        check_workflow(workflow, dag, workflow.executor_settings, quiet)
-    except SeveralMistakes as error:
+        check_workflow(workflow, dag, _FILTER.options, quiet)
+    except UserError as error:
         return error
-    except (UserError, WorkflowError, OSError):
+    except (WorkflowError, OSError):
         pass  # nothing more can be found out while a script is missing
     return None
 

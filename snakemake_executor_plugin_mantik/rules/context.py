@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from snakemake.common import expand_vars_and_user, get_container_image
 from snakemake.logging import logger
 from snakemake.settings.types import PreemptibleRules
-from snakemake_interface_executor_plugins.settings import DeploymentMethod
+from snakemake_interface_executor_plugins.settings import DeploymentMethod, SharedFSUsage
 
 from ..common.errors import UserError, shorten_list
 from ..config.exclude import Exclude, Include
@@ -26,24 +26,31 @@ from ..staging.sources import SourceFiles
 from . import Job
 
 
-def check_conda_here(workflow: Any, dag: Any) -> None:
-    """Check that local jobs, `all` among them, find the conda that the user requests.
+def check_deployed_here(workflow: Any, dag: Any) -> None:
+    """Check that Snakemake finds the conda and the apptainer that the user requests here.
 
     Snakemake (9.27, `Workflow.conda_base_path`) looks for conda when the first local job runs, even
     if that job has no environment, and ends the run without it. If that job is `all`, the run ends
-    after all jobs at the sites.
+    after all jobs at the sites. It looks for both where any job has an environment or image.
 
     Raises:
-        UserError: conda is requested for this machine and missing, and some job runs here.
+        UserError: one is requested for this machine and missing, and Snakemake needs it here.
     """
-    asked = DeploymentMethod.CONDA in workflow.deployment_settings.deployment_method
-    if asked and not shutil.which("conda") and any(job.is_local for job in dag.needrun_jobs()):
-        raise UserError(
-            "nothing submitted: --software-deployment-method conda applies to jobs on this machine,"
-            " which has no conda",
-            do="Use --mantik-software-deployment conda for jobs at sites, and remove this option"
-            " (and --use-conda), or install conda on this machine",
-        )
+    local = any(job.is_local for job in dag.needrun_jobs())
+    pulls = SharedFSUsage.SOFTWARE_DEPLOYMENT in workflow.storage_settings.shared_fs_usage
+    for method, programs, needed in (
+        (DeploymentMethod.CONDA, ("conda",), dag.conda_envs or local),
+        (DeploymentMethod.APPTAINER, ("apptainer", "singularity"), pulls and dag.container_imgs),
+    ):
+        asked = method in workflow.deployment_settings.deployment_method
+        if asked and needed and not any(map(shutil.which, programs)):
+            raise UserError(
+                f"nothing submitted: --software-deployment-method {method} applies to jobs on this"
+                f" machine, which has no {method}",
+                do=f"Use --mantik-software-deployment {method} for jobs at sites, and remove this"
+                f" option (and --use-{method}, also from the profile), or install {method} on this"
+                " machine",
+            )
 
 
 _IN_WORKSPACE = "are in the workspace; set Site: Workspace in the backend config to move it"

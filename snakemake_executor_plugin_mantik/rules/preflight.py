@@ -183,7 +183,8 @@ def _deployed_here(at: SiteJob) -> str | None:
         if deployed.get(method):
             return (
                 f"has an environment that --software-deployment-method {method} deploys on this"
-                f" machine and not at a site (use --mantik-software-deployment {method} instead)"
+                f" machine and not at a site (use --mantik-software-deployment {method} instead,"
+                f" also of use-{str(method).replace('-', '')} in a profile)"
             )
     return None
 

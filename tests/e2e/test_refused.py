@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_sandbox.server import Sandbox
+from tests.support.command import smk_mantik
 from tests.support.ports import free_port
 from tests.support.workflows import Place, Project, one_rule_each, tells
 
@@ -438,6 +439,58 @@ def test_conda_for_jobs_here_without_a_conda_here(project: Project) -> None:
 
     tells(said, "nothing submitted: --software-deployment-method conda applies to jobs on this")
     tells(said, "Use --mantik-software-deployment conda for jobs at sites")
+
+
+ENVIRONMENTS = one_rule_each(
+    a='conda: "env.yaml"', b='container: "docker://debian"', c='conda: "env.yaml"\nlocalrule: True'
+)
+DEPLOYER = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$ASKED"
+case "$*" in
+  "info --json") echo '{"conda_prefix": "/nowhere", "platform": "linux-64"}';;
+  --version) echo "$(basename "$0") 24.9.2";;
+  config*) echo '{"get": {"channel_priority": "strict"}}';;
+esac
+"""
+"""Stands in for conda and apptainer, and writes down what it is asked."""
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_environments_are_refused_before_snakemake_makes_them_here(
+    project: Project, tmp_path: Path, *, here: bool
+) -> None:
+    project.write("Snakefile", ENVIRONMENTS)
+    project.write("env.yaml", "dependencies: [zlib]\n")
+    programs, asked = tmp_path / "bin", tmp_path / "asked"
+    programs.mkdir()
+    if here:
+        for name in ("conda", "apptainer"):
+            (programs / name).write_text(DEPLOYER)
+            (programs / name).chmod(0o755)
+    project.extra |= {"PATH": f"{programs}:/usr/bin:/bin", "ASKED": str(asked)}
+    elsewhere = [shutil.which(name, path="/usr/bin:/bin") for name in ("conda", "apptainer")]
+    if not here and any(elsewhere):
+        pytest.skip("there is a conda or an apptainer among the system's own programs")
+
+    for target, method in (("a", "conda"), ("b", "apptainer")):
+        words = [target, f"--use-{method}"]
+        all_said = [project.run(*words).failed()]
+        if not here:
+            config = ["--mantik-backend-config", str(project.config)]
+            all_said += [smk_mantik(project, "plan", *config, *words[1:], "--", target).output]
+            for more in (["-n"], ["--mantik-software-deployment", method]):
+                said = project.run(*words, *more).failed()
+                tells(said, f"machine, which has no {method}", f"--use-{method}, also from the")
+        for said in all_said:
+            tells(said, f"rule {target} has an environment that --software-deployment-method")
+            tells(said, f"use --mantik-software-deployment {method} instead")
+            assert "conda info" not in said
+
+    made = asked.read_text() if here else ""
+    assert "env create" not in made
+    assert "pull" not in made
+    project.run("c", "--use-conda")  # makes the environment of a local rule
+    assert not here or "env create" in asked.read_text()
 
 
 def test_an_environment_file_that_nobody_uses_is_missing(project: Project) -> None:

@@ -80,7 +80,7 @@ def config_keys() -> str:
         parts.append(heading + _table(("key", "value", "default", "means"), rows))
     return _page(
         "Keys of a backend config",
-        "All keys of a Compute Backend Config. [backend-config.md](backend-config.md) has "
+        "All keys of a Compute Backend Config. [Connect a site](backend-config.md) has "
         "examples, and what keys become at a site. One of `UnicoreApiUrl` and `Firecrest` is "
         "required. `smk-mantik docs --schema` prints the same for editors.\n\n"
         "A *time* is a whole number with one of `s`, `m`, `h`, `d`, and a *size* one with one of "

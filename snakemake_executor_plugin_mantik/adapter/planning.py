@@ -111,7 +111,7 @@ def plan_workflow(
         jobs,
         totals,
         sources,
-        source_files={site: _sizes(checked.workdir, c.paths) for site, c in chosen.items()}
+        project_file_sizes={site: _sizes(checked.workdir, c.paths) for site, c in chosen.items()}
         if list_sources
         else {},
         left_out={site: dict(c.left_out) for site, c in chosen.items()} if list_sources else {},

@@ -336,12 +336,12 @@ def collect_sources(
     brought = list_brought(checked.workdir, read_undeclared(checked.state))
     chosen = sources.SourceFiles(
         checked.workdir, Exclude(config.exclude), made | brought, Include(config.site.include)
-    ).select(config.site.sources_limit_bytes)
+    ).select(config.site.project_files_limit_bytes)
     if chosen.withheld:
-        logger.warning(f"Sources for {name}: {chosen.withheld}.")
+        logger.warning(f"Project files for {name}: {chosen.withheld}.")
     left_out = f", without {len(chosen.too_large)} too large" if chosen.too_large else ""
     logger.info(
-        f"Sources: uploading {humanize_count(len(chosen.paths), 'project file')}"
+        f"Uploading {humanize_count(len(chosen.paths), 'project file')}"
         f" ({max(1, chosen.size >> 10)} KiB) to {name}{left_out}; add patterns to"
         " Exclude in the backend config to skip some."
     )

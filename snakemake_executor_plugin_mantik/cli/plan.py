@@ -57,7 +57,7 @@ def plan(
     sources: Annotated[
         bool,
         typer.Option(
-            "--sources",
+            "--project-files",
             help="Also list which files of the working directory are uploaded without being named"
             " by a rule, and which stay here, with the reason.",
         ),
@@ -111,7 +111,7 @@ def _notify(made: JobPlan, *, details: bool) -> None:
             console.print()
             for line in _details(job):
                 console.print(Text(printable(line)))
-    for site in made.source_files:
+    for site in made.project_file_sizes:
         console.print()
         for line in _source_lines(made, site):
             console.print(Text(one_line(line)))
@@ -197,7 +197,7 @@ def _details(job: Forecast) -> Iterator[str]:
 
 
 def _source_lines(made: JobPlan, site: str) -> Iterator[str]:
-    files, others = made.source_files[site], made.left_out[site]
+    files, others = made.project_file_sizes[site], made.left_out[site]
     yield f"Project files for {site}:"
     yield from (f"  {path} ({humanize_size(size)})" for path, size in files.items())
     if others:
@@ -214,7 +214,7 @@ def _totals(made: JobPlan) -> Iterator[str]:
             hours = "core hours unknown without a walltime (set runtime in the rule)"
         elif total.without_runtime:
             hours += f", and {total.without_runtime} without walltime"
-        files = _uploads(total.uploads, project=made.sources[site].files)
+        files = _uploads(total.uploads, project=made.project_files[site].files)
         yield f"{site}: {humanize_count(total.jobs, 'job')}, {hours}; files: {files}."
         if total.unchecked:
             yield f"{site}: {unchecked_message(total.unchecked)}."
@@ -408,10 +408,10 @@ def _sizes(loaded: LoadedConfig, chosen: sources.Sources, files: Collection[str]
             f"not uploaded unless a rule names it as an input: {humanize_count(len(left), 'file')}"
             f" above {humanize_size(sources.FILE_BYTES)}, {named}"
         )
-    if chosen.size > site.sources_limit_bytes:
+    if chosen.size > site.project_files_limit_bytes:
         warnings.append(
-            f"the project's small files are {chosen.size >> 20} MiB together, more than"
-            " Site.SourcesLimit: a run would fail; name them as inputs of rules, or Exclude them"
+            f"the project files are {chosen.size >> 20} MiB together, more than Site:"
+            " ProjectFilesLimit: a run would fail. Name some as inputs of rules, or Exclude them"
         )
     return warnings
 

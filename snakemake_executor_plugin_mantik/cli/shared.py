@@ -267,7 +267,7 @@ def read_files(context: typer.Context, directory: Path) -> "GraphFiles":
     return found
 
 
-_OURS: Final = ("--json", "--connect", "--details", "--sources", "--help")
+_OURS: Final = ("--json", "--connect", "--details", "--project-files", "--help")
 """The own options of a command that passes on all others."""
 
 

@@ -165,8 +165,8 @@ class SiteSettings(ConfigSection):
         "own (Slurm's KillWait, 30s).",
         "20s",
     )
-    sources_limit_bytes: Size = config_key(
-        "SourcesLimit", "Maximum total size of the sources.", "32M"
+    project_files_limit_bytes: Size = config_key(
+        "ProjectFilesLimit", "Maximum total size of the project files that no rule names.", "32M"
     )
     include: _Patterns = config_key(
         "Include",

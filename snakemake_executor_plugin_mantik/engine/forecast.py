@@ -285,8 +285,8 @@ class JobPlan:
     Attributes:
         jobs: in an order in which they could run.
         sites: sums of the jobs at each site.
-        sources: files of the working directory to upload to each site.
-        source_files: their paths and sizes in bytes, by site, if requested.
+        project_files: files of the working directory that no rule names, to upload to each site.
+        project_file_sizes: their paths and sizes in bytes, by site, if requested.
         left_out: other files and directories of the working directory, with the reason why they
             stay here, by site, if requested.
         here: number of jobs that run on this machine.
@@ -297,8 +297,8 @@ class JobPlan:
 
     jobs: list[Forecast] = field(default_factory=list)
     sites: dict[str, Total] = field(default_factory=dict)
-    sources: dict[str, UploadForecast] = field(default_factory=dict)
-    source_files: dict[str, dict[str, int]] = field(default_factory=dict)
+    project_files: dict[str, UploadForecast] = field(default_factory=dict)
+    project_file_sizes: dict[str, dict[str, int]] = field(default_factory=dict)
     left_out: dict[str, dict[str, str]] = field(default_factory=dict)
     here: int = 0
     more: bool = False

@@ -166,7 +166,7 @@ class Stager(Holdings):
                 if not left[error.path]:
                     del left[error.path]
                     self._notify(
-                        f"Sources: not uploading {display_path(error.path)}, which changes all the"
+                        f"Not uploading {display_path(error.path)}, which changes all the"
                         " time; add it to Exclude in the backend config to silence this line."
                     )
 
@@ -189,7 +189,7 @@ class Stager(Holdings):
         for path in [path for path in gone if (users := self._uses.of(self._place, path))]:
             gone.remove(path)
             stays = stays_message(self._site.name, users)
-            self._notify(f"Sources: {display_path(path)} is gone here, but {stays}")
+            self._notify(f"Project files: {display_path(path)} is gone here, but {stays}")
         for path in gone:
             if is_rest_safe(path):
                 await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]

@@ -52,7 +52,7 @@ def project_digest(
         total += size
         if total > TOTAL_LIMIT:
             raise UserError(
-                f"the sources of the project are larger than {TOTAL_LIMIT >> 20} MiB",
+                f"the files of the project are larger than {TOTAL_LIMIT >> 20} MiB",
                 where=str(folder),
                 do="Move data out of the project's folder, or exclude it: mlproject.load(…,"
                 ' exclude=["data/"])',

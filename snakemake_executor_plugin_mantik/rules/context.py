@@ -242,7 +242,7 @@ def select_small_files(directory: Path, workdir: Path, config: BackendConfig) ->
     chosen = SourceFiles(
         directory, Exclude(config.exclude), {os.path.relpath(workdir, directory)},
         Include(config.site.include),
-    ).select(config.site.sources_limit_bytes)  # fmt: skip
+    ).select(config.site.project_files_limit_bytes)  # fmt: skip
     report_withheld(str(directory), chosen.withheld)
     return [directory / path for path in chosen.paths]
 

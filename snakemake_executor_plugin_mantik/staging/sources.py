@@ -216,11 +216,11 @@ class SourceFiles:
             if total > total_limit:
                 largest = ", ".join(f"{n} ({s / MIB:.1f} MiB)" for n, s in sizes.most_common(3))
                 raise UserError(
-                    "the sources in the working directory are larger than"
+                    "the project files in the working directory are larger than"
                     f" {total_limit / MIB:.1f} MiB; the largest parts so far are {largest}",
                     where=str(self._workdir),
                     do="Add files that the jobs do not need to Exclude in the backend config, name"
-                    " data as inputs of the rules, or raise Site: SourcesLimit",
+                    " data as inputs of the rules, or raise Site: ProjectFilesLimit",
                 )
         too_large = tuple(path for path, why in left_out.items() if why == self._too_large)
         others = {path: why for path, why in left_out.items() if why != OF_RULES}

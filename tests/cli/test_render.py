@@ -172,7 +172,7 @@ def test_what_cannot_be_sent_is_refused(
 
 def test_what_is_too_large_is_said(tmp_path: Path) -> None:
     config = tmp_path / "a.yaml"
-    config.write_text(f"{GOOD}Site: {{SourcesLimit: 100}}\n")
+    config.write_text(f"{GOOD}Site: {{ProjectFilesLimit: 100}}\n")
     (tmp_path / "large").write_bytes(b"x" * ((1 << 20) + 1))
     for name in "bcd":
         (tmp_path / name).write_bytes(b"x" * 60)
@@ -180,7 +180,7 @@ def test_what_is_too_large_is_said(tmp_path: Path) -> None:
     assert found["uploads"] == ["a.yaml", "b", "c", "d"]
     assert "1.0 MiB" in found["warnings"][0]
     assert "large" in found["warnings"][0]
-    assert "SourcesLimit" in found["warnings"][1]
+    assert "ProjectFilesLimit" in found["warnings"][1]
 
 
 def test_the_command_itself_says_it_on_its_streams(tmp_path: Path) -> None:

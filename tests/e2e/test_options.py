@@ -181,7 +181,7 @@ def test_what_cannot_be(project: Project, tmp_path: Path) -> None:
     (tmp_path / "script.sh").write_text("#!/bin/sh\n{exec_job}\n")
     said = project.run("--jobscript", str(tmp_path / "script.sh")).failed()
     tells(said, "--jobscript does not work with the mantik executor", "--precommand")
-    assert "Sources:" not in said
+    assert "project file" not in said
     said = project.run("--preemptible-rules").failed()
     tells(said, "--preemptible-rules does not work without --preemptible-retries", "--retries")
-    assert "Sources:" not in said
+    assert "project file" not in said

@@ -127,7 +127,7 @@ def test_everything_that_would_be_sent_is_told_and_nothing_is_done(planned: Proj
     assert one["gpu_hours"] == 1.5 * 4
     assert one["without_runtime"] == 3
     assert 3_000_004 < one["uploads"]["bytes"] < 3_010_000, "data.bin goes up once, with sources"
-    assert made["sources"]["hpc1"]["files"] == 2, "Snakefile and script"
+    assert made["project_files"]["hpc1"]["files"] == 2, "Snakefile and script"
 
     told = plan(planned, "--details", *options(planned), "--quiet", "-n", "-j1").ok().output
     said, _, shown = told.partition("=====")
@@ -310,10 +310,10 @@ def test_sources_and_what_is_none_are_listed_with_the_reason(planned: Project) -
             "old/": "in Exclude of the backend config",
         },
     )
-    made = of(plan(planned, "--json", "--sources", *options(planned), "--", "all").ok())
-    assert made["source_files"]["hpc1"].keys() == sources, "inputs are none of them"
+    made = of(plan(planned, "--json", "--project-files", *options(planned), "--", "all").ok())
+    assert made["project_file_sizes"]["hpc1"].keys() == sources, "inputs are none of them"
     assert made["left_out"]["hpc1"] == {".snakemake/": "hidden", **left}
-    said = plan(planned, "--sources", *options(planned), "--", "all").ok().output
+    said = plan(planned, "--project-files", *options(planned), "--", "all").ok().output
     tells(
         said, "Project files for hpc1:", "  script.py (9 B)", "Not uploaded to hpc1, unless a rule"
     )

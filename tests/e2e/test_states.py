@@ -127,6 +127,6 @@ def test_a_command_that_did_not_run_is_not_said_to_have_failed(project: Project)
     options = ("--keep-going", "--mantik-software-deployment", "env-modules")
     said = project.run("--quiet", "progress", *options).failed()
     assert "submitted to" not in said
-    tells(said, "Sources: ")
+    tells(said, "Uploading 1 project file ")
     assert said.count("(command exited with non-zero exit code)") == 2
     tells(said.partition("Error in rule code")[2], "(command exited with non-zero exit code)")

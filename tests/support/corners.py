@@ -242,7 +242,7 @@ WRONG: Final[list[tuple[str | bytes, dict[str, str]]]] = [
     (f"{F}{R}Site: {{Scheduler: None}}\n", {"Site.Scheduler": "firecREST"}),
     *_of("Site.Poll", _TIME, "5", "1m30s"),
     *_of("Site.MaxJobs", _WHOLE, "0", "many"),
-    *_of("Site.SourcesLimit", "bytes", "much", "-1", "1.5M"),
+    *_of("Site.ProjectFilesLimit", "bytes", "much", "-1", "1.5M"),
     *_of("Site.Proxy", "credentials", "http://u:hunter2@h"),
     *_of("Site.CAFile", "was not found", "no.pem"),
     *_of("Site.Workspace", "path at the site", "../up", "~/ws", "$SCRATCH/ws"),
@@ -307,7 +307,7 @@ RIGHT: Final[list[tuple[str, dict[str, Any]]]] = [
     (f"{U}{R}Exclude: [5, .env, 'a b ', '!x', '*', '[', data/]\n",
      {"exclude": ("5", ".env", "a b ", "!x", "*", "[", "data/")}),
     (f"{U}{R}Site: {{}}\n", {"site.max_jobs": 100}),
-    (f"{U}{R}Site: {{Scheduler: PBS, Poll: 5s, SourcesLimit: 10}}\n",
-     {"site.scheduler": "pbs", "site.poll_s": 5, "site.sources_limit_bytes": 10}),
+    (f"{U}{R}Site: {{Scheduler: PBS, Poll: 5s, ProjectFilesLimit: 10}}\n",
+     {"site.scheduler": "pbs", "site.poll_s": 5, "site.project_files_limit_bytes": 10}),
 ]  # fmt: skip
 """Documents without a mistake, and values that they have."""

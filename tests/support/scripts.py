@@ -34,7 +34,7 @@ CONFIG = BackendConfig.model_validate(
     {
         "UnicoreApiUrl": "https://hpc.example.org/rest/core",
         "Resources": {"Queue": "batch"},
-        "Site": {"SourcesLimit": "4M"},
+        "Site": {"ProjectFilesLimit": "4M"},
     }
 )
 """Of a site whose limits for files beside a script are small."""

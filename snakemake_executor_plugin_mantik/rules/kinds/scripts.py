@@ -129,7 +129,7 @@ def script_command(
         UserError: a value cannot be passed to the script, or a limit is exceeded.
     """
     context = _script_context(job, file, places, iteration, config)
-    found = file.beside(config.site.sources_limit_bytes, Include(config.site.include))
+    found = file.beside(config.site.project_files_limit_bytes, Include(config.site.include))
     beside = [*context.uploads, *(Upload(path, local) for path, local in found)]
     if file.language == "python":
         content = file.text.encode()

@@ -310,5 +310,5 @@ def _with_surroundings(path: Path, places: JobPaths, config: BackendConfig) -> l
     python = path.suffix == ".py"
     text = path.read_text(errors="replace") if python else ""
     script = ScriptFile(path.name, text, "python" if python else None, path.parent, None, None)
-    limit, include = config.site.sources_limit_bytes, Include(config.site.include)
+    limit, include = config.site.project_files_limit_bytes, Include(config.site.include)
     return [path, *(beside for _, beside in script.beside(limit, include))]

@@ -408,6 +408,7 @@ def check_jobs(
             where = f"{where} at {site}" if len(planners) > 1 else where
             requested = planners[site].resources(asked.resources, asked.threads)
             environment = unit.environment
+            planners[site].pool_suits(requested, environment, going_on)
             if going_on is not None:
                 going_on.check_walltime(requested.runtime_s)
             if engine is not None:

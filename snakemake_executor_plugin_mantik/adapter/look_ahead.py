@@ -17,6 +17,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from ..common.errors import MantikError
 from ..engine.request import JobRequest
+from ..jobs.pools import POOL_RESOURCE
 from ..journal import is_utf8
 from ..rules import Job, preflight
 from ..rules.kinds.groups import Unit
@@ -210,6 +211,8 @@ def _reasons(workflow: Any, at: SiteJob) -> Iterator[str]:
         yield "is in a workflow whose jobs reach the storage themselves"
     if workflow.dag.get_job_group(job) is not None:
         yield "is in a group"
+    if at.known.get(POOL_RESOURCE) is not None:
+        yield "runs in a pool"
     if at.full is not None:
         yield f"has {at.full} and runs in a Snakemake of its own"
     if any(is_flagged(path, "update") for path in job.output):
@@ -237,6 +240,8 @@ def _reasons_of_makers(workflow: Any, at: SiteJob, makers: Mapping[Job, set[str]
             yield f"needs the checkpoint {name}"
         if maker.is_local:
             yield f"needs an output of {name}, which runs on this machine"
+        elif SiteJob(maker, at.context).known.get(POOL_RESOURCE) is not None:
+            yield f"needs an output of {name}, which runs in a pool"
         if workflow.dag.get_job_group(maker) is not None:
             yield f"needs an output of {name}, which is in a group"
         if SiteJob(maker, at.context).site != at.site:

@@ -14,6 +14,7 @@ from typing import Final
 
 from ..common.errors import UserError, did_you_mean, find_alike
 from ..jobs.paths import IMAGES
+from ..jobs.pools import Pool
 from ..jobs.quoting import keep_literal
 from ..jobs.spec import Apptainer, Container, Environment, Resources, ScriptLimits
 from .environment_keys import ApptainerConfig, EnvironmentConfig, PythonConfig
@@ -102,6 +103,23 @@ def unknown_environment(name: str, config: BackendConfig, where: str) -> UserErr
         where=where,
         do="Correct the name, or add it to Environments in the backend config",
     )
+
+
+def find_pools(config: BackendConfig, account: str | None) -> dict[str, Pool]:
+    """Return the site's pools by name, whose allocations `account` pays for."""
+    return {
+        name: Pool(
+            name,
+            Resources(
+                queue=given.queue, runtime_s=given.runtime_s, nodes=1,
+                cpus_per_task=given.cpus_per_node, gpus_per_node=given.gpus_per_node,
+                memory_mib_per_node=given.memory_mib_per_node, account=account,
+                reservation=given.reservation, constraint=given.node_constraints, qos=given.qos,
+            ),
+            given.idle_s, given.count, config.site.term_grace_s,
+        )
+        for name, given in config.pools.items()
+    }  # fmt: skip
 
 
 def job_resources(config: BackendConfig) -> Resources:

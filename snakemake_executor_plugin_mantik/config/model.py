@@ -147,6 +147,31 @@ class ResourcesConfig(ConfigSection):
             yield ("TotalCPUs",), f"{total} CPUs are not a multiple of CPUsPerNode ({cpus})"
 
 
+class PoolConfig(ConfigSection):
+    """Allocations of one node each that stay, and run the jobs of rules that name the pool."""
+
+    queue: Name | None = config_key("Queue", "Queue or partition.", None)
+    runtime_s: Duration = config_key("Runtime", "Walltime of an allocation.")
+    cpus_per_node: Positive = config_key("CPUsPerNode", "CPUs of an allocation.")
+    memory_mib_per_node: Memory | None = config_key(
+        "MemoryPerNode",
+        "Memory of an allocation; without it, all of its node's is handed out.",
+        None,
+    )
+    gpus_per_node: Count | None = config_key("GPUsPerNode", "GPUs of an allocation.", None)
+    reservation: Name | None = config_key("Reservation", "Reservation to use.", None)
+    node_constraints: Name | None = config_key(
+        "NodeConstraints", "Features that the node must have, such as gpu&a100.", None
+    )
+    qos: Name | None = config_key("QoS", "Quality of service.", None)
+    count: Positive = config_key(
+        "Count", "The most allocations at a time; as many are requested as there is work for.", 1
+    )
+    idle_s: Duration = config_key(
+        "Idle", "Time after which an allocation ends in which nothing runs.", "5m"
+    )
+
+
 def _environment_name(name: str) -> str:
     if not ENVIRONMENT_NAME.fullmatch(name):
         raise ValueError("is no name: use a letter, then letters, digits, - and _")
@@ -156,6 +181,12 @@ def _environment_name(name: str) -> str:
 def _named(value: object) -> object:
     if not isinstance(value, Mapping):
         raise not_allowed("a mapping of names to environments", value)
+    return value
+
+
+def _named_pools(value: object) -> object:
+    if not isinstance(value, Mapping):
+        raise not_allowed("a mapping of names to pools", value)
     return value
 
 
@@ -226,6 +257,15 @@ class BackendConfig(ConfigSection):
     )
     resources: ResourcesConfig = config_key(
         "Resources", "What a job requests, unless its rule overrides it."
+    )
+    pools: Annotated[
+        dict[Annotated[str, AfterValidator(_environment_name)], PoolConfig],
+        BeforeValidator(_named_pools),
+    ] = config_key(
+        "Pools",
+        "Allocations by name that run many jobs. A rule's jobs run in one with resources:"
+        " mantik_pool=NAME.",
+        {},
     )
     exclude: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = config_key(
         "Exclude",

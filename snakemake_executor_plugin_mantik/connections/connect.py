@@ -214,7 +214,7 @@ def make_sites(
         config, credential = loaded.config, credentials[name]
         key = (
             config.api_url, config.firecrest, *(getattr(config.site, k) for k in _OF_CLIENTS),
-            id(credential), planners[name].account,
+            id(credential), planners[name].account, str(config.pools),
         )  # fmt: skip
         if key not in made:
             made[key] = make_site(

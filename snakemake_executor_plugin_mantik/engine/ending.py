@@ -68,6 +68,7 @@ _TELLING: Final = (
     Reason.NODE_FAILURE,
     Reason.PREEMPTED,
     Reason.CANCELLED,
+    Reason.ALLOCATION_ENDED,
 )
 """Reasons that explain a signal; an exit code of the script does not."""
 
@@ -166,7 +167,9 @@ class Ending(Worker):
     async def _not_succeeded(
         self, verdict: Verdict, words: str, said: LastWords, kept: Sequence[FileRecord] = ()
     ) -> tuple[Verdict, Outcome | None]:
-        """Close a try that has run in vain, or a segment that another one follows."""
+        """Close a try that has run in vain, or that another one follows."""
+        if verdict.end is End.AGAIN:
+            return await self._again(verdict)
         if verdict.goes_on:
             self._journal.segments.keep_checkpoint(self._record.id, verdict.goes_on, kept)
         if verdict.end is End.GOES_ON:

@@ -237,9 +237,11 @@ def judge(known: Evidence, now: float, settings: SiteSettings) -> Finding:
         grace = timing.marker_grace_s
         usual = known.last_state.reason in _USUAL_ENDS
         known.due = known.ended_since + (grace if usual else min(grace, _ABNORMAL_GRACE_S))
-        if known.may_end is not None:
+        # A pool's job is no process of the scheduler's: it may outlive the one that has started it.
+        freed = known.last_state.reason is Reason.ALLOCATION_ENDED and known.claimed
+        if known.may_end is not None or freed:
             silence = max(_MISSED_BEATS * timing.script.heartbeat_s, _SILENT_S)
-            known.due = max(known.due, known.may_end, now + silence - known.silent)
+            known.due = max(known.due, known.may_end or now, now + silence - known.silent)
         return Finding.ENDED if now >= known.due else Finding.ENDING
     known.ended_since, known.job = None, ""
     if left > 0:

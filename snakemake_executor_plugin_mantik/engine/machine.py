@@ -258,7 +258,7 @@ ANYWAY: Final = "anyway"
 """There is no list, and the job need not have made progress: its node failed, or was needed."""
 
 
-def judge_failure(
+def judge_failure(  # noqa: PLR0911 - one for each way
     record: TryRecord, marker: Marker | None, reason: Reason, continuation: Continuation | None
 ) -> Verdict:
     """Return what it means that a try has failed for a reason: mostly that its job has.
@@ -266,6 +266,9 @@ def judge_failure(
     `marker` is None if it left none.
     """
     failed = Verdict(End.FAILED, reason)
+    if reason is Reason.ALLOCATION_ENDED:  # no fault of the job, and it had walltime left
+        say = f"{record.name}: the pool's allocation that ran it has ended; it is submitted again."
+        return Verdict(End.AGAIN, reason, "the pool's allocation ended", say=say)
     if continuation is None:
         return failed
     if marker is not None and (gone := find_lost_checkpoint(record, marker, continuation)):

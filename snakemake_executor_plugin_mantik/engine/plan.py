@@ -11,10 +11,11 @@ from itertools import starmap
 from pathlib import Path
 from typing import Final
 
-from ..common.errors import UserError
+from ..common.errors import UserError, did_you_mean, find_alike
 from ..common.humanize import humanize_duration, humanize_size
 from ..config.environment import (
     environment_uploads,
+    find_pools,
     job_environment,
     job_resources,
     local_edf,
@@ -25,6 +26,7 @@ from ..config.known_sites import node_cores
 from ..config.model import BackendConfig
 from ..config.named_files import may_mount, read_edf
 from ..jobs.paths import TryPaths, display_path, is_at, local_path, nearest, workspace_top
+from ..jobs.pools import POOL_RESOURCE, Pool
 from ..jobs.resources import (
     billed_cores,
     cpus_per_node,
@@ -36,6 +38,7 @@ from ..jobs.resources import (
     with_tasks_of,
 )
 from ..jobs.script import render_script
+from ..jobs.segments import Continuation
 from ..jobs.spec import AUTO, InputFile, JobSpec, OutputFile, Predecessor, Resources, Segment
 from ..journal import FileLedger, FileRecord, StoredOutput, TryRecord, encode_identity
 from ..sites.base import QueueLimits, SiteFacts, Submission
@@ -98,6 +101,9 @@ class Planner:
     def _computed(self, rule: Mapping[str, object], threads: int) -> Resources:
         base = replace(job_resources(self.config), account=self.account)
         resources = resolve_total_cpus(merge_resources(base, rule, threads))
+        if (name := rule.get(POOL_RESOURCE)) is not None:
+            own = merge_resources(Resources(), rule, threads)
+            return self._pool(str(name)).job_resources(own, resources)
         scheduler = self.config.site.scheduler
         if scheduler == "pbs":
             pbs_directives(resources, "")
@@ -107,6 +113,48 @@ class Planner:
             refuse_slurms(resources, "a job description")
         return resources
 
+    def _pool(self, name: str) -> Pool:
+        pools = find_pools(self.config, self.account)
+        if name not in pools:
+            likely = did_you_mean(find_alike(name, pools))
+            has = (
+                f"the site's config has {', '.join(pools)}" if pools else "its config has no Pools"
+            )
+            raise UserError(
+                f"there is no pool {name!r}{likely}; {has}",
+                where=f"the resource {POOL_RESOURCE}",
+                do="Correct the name, or add it to Pools in the backend config",
+            )
+        return pools[name]
+
+    def pool_suits(
+        self, resources: Resources, environment: str, continuation: Continuation | None
+    ) -> None:
+        """Check that a job with these resources can run in the pool that it names, if any.
+
+        Raises:
+            UserError: it needs an allocation of its own.
+        """
+        if resources.pool is None:
+            return
+        found = job_environment(self.config, self.project, name=environment)
+        for needs, why in (
+            (continuation is not None, "goes on past its walltime (mantik_continue)"),
+            (found.container is not None, "has a container that srun starts"),
+            (bool(found.slurm_options), "has a uenv, which is mounted for a whole allocation"),
+            (
+                bool(found.before_on_login or found.after_on_login),
+                "has commands that run on the login node",
+            ),
+        ):
+            if needs:
+                raise UserError(
+                    f"a job that {why} needs an allocation of its own",
+                    where=f"the resource {POOL_RESOURCE}={resources.pool!r}",
+                    do=f"Leave out {POOL_RESOURCE}, or run the rule in another environment"
+                    " (mantik_environment)",
+                )
+
     def fits(self, resources: Resources, facts: SiteFacts) -> list[str]:
         """Check that the queue allows the resources, as far as the site reports its limits.
 
@@ -115,6 +163,8 @@ class Planner:
         Raises:
             UserError: it does not, or the user has no such account.
         """
+        if resources.pool is not None:
+            resources = self._pool(resources.pool).resources
         misfits = list(find_misfits(choose_queue(resources, facts), facts))
         if certain := [misfit for misfit in misfits if misfit.certain]:
             advice = dict.fromkeys(misfit.do for misfit in certain)
@@ -209,6 +259,8 @@ class Planner:
 
     def cores(self, resources: Resources) -> int | None:
         """Return the cores that a job occupies and that its site bills; None if unknown."""
+        if resources.pool is not None:
+            return billed_cores(resources)
         return billed_cores(resources, node_cores(self.config, resources.queue))
 
     def spec(
@@ -240,6 +292,7 @@ class Planner:
         if request.project:  # as mantik's own backend does
             directory = posixpath.normpath(f"{facts.workspace}/{request.project}")
             of_project = {"MANTIK_WORKING_DIRECTORY": directory}
+        self.pool_suits(resources, request.environment, request.continuation)
         segment, outputs, kept = plan_segment(request, record, resources.runtime_s, resumed)
         return JobSpec(
             paths=record.paths,
@@ -354,6 +407,7 @@ def make_submission(spec: JobSpec) -> Submission:
         name=spec.name,
         script=script.text,
         beside=script.beside,
+        bucket=spec.paths.bucket,
         resources=spec.resources,
         before_on_login=spec.environment.before_on_login,
         after_on_login=spec.environment.after_on_login,

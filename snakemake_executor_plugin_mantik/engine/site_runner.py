@@ -118,7 +118,7 @@ class SiteRunner:
         self._requested += 1
         slot = asyncio.ensure_future(self._slots.acquire())
         try:
-            if not self._is_there(request):
+            if not self._is_there(request) and not self._is_pooled(request):
                 await slot
             self._running += 1
             try:
@@ -135,6 +135,10 @@ class SiteRunner:
         """Return whether a job was submitted already: it is watched even if no slot is free."""
         tries = self._journal.open_tries(*request.jobs)
         return self.behind.has(request) or any(r.state is not TryState.PLANNED for r in tries)
+
+    def _is_pooled(self, request: JobRequest) -> bool:
+        """Return whether a job is none of the scheduler's: `MaxJobs` limits those."""
+        return self.planner.resources(request.resources, request.threads).pool is not None
 
     async def _run(self, request: JobRequest) -> Outcome:
         ahead = await self.behind.take(request)
@@ -155,6 +159,13 @@ class SiteRunner:
                 await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
             else:
                 resent += 1
+        if verdict.reason is Reason.ALLOCATION_ENDED:
+            raise MantikError(
+                "the pool's allocations keep ending while they run this job",
+                where=f"{request.name} at {request.site}",
+                do="Check whether it uses more memory than it requests, and see the output of the"
+                " allocations at the site; or leave out mantik_pool",
+            )
         raise MantikError(
             "files that the job needs keep disappearing or changing at the site",
             where=f"{request.name} at {request.site}",

@@ -16,6 +16,7 @@ class Reason(StrEnum):
     - TIME_LIMIT, OUT_OF_MEMORY: the job needed more than it had requested.
     - NODE_FAILURE, PREEMPTED: no fault of the job; it may succeed if submitted again.
     - CANCELLED: a user cancelled it, or the site ended it without another reason.
+    - ALLOCATION_ENDED: the allocation of a pool ended in which it ran; it is submitted again.
     - LAUNCH_FAILURE: the site accepted the job and could not start it.
     - EXIT_CODE: the command failed by itself.
     - REJECTED: the executor, the site or its scheduler refuses to run the job.
@@ -31,6 +32,7 @@ class Reason(StrEnum):
     NODE_FAILURE = "node_failure"
     PREEMPTED = "preempted"
     CANCELLED = "cancelled"
+    ALLOCATION_ENDED = "allocation_ended"
     LAUNCH_FAILURE = "launch_failure"
     EXIT_CODE = "exit_code"
     REJECTED = "rejected"

@@ -31,6 +31,7 @@ class Resources:
         reservation, constraint, qos: as the scheduler knows them.
         nodelist, exclude: nodes that it has to have, or must not have, as Slurm lists them.
         extra: further options of sbatch, as `--option=value`, separated by blanks.
+        pool: the pool in whose allocations it runs (`Pools` in the backend config).
     """
 
     queue: str | None = None
@@ -51,6 +52,7 @@ class Resources:
     nodelist: str | None = None
     exclude: str | None = None
     extra: str | None = None
+    pool: str | None = None
 
     @property
     def queues(self) -> tuple[str, ...]:

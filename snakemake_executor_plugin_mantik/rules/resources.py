@@ -13,6 +13,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from ..common.errors import UserError, did_you_mean, find_alike
 from ..config.environment import unknown_environment
 from ..config.model import BackendConfig
+from ..jobs.pools import POOL_RESOURCE
 from ..jobs.reasons import FAILURES, Reason, parse_reasons
 from ..jobs.segments import CHECKPOINT_PATHS, CONTINUE, CONTINUE_ON, WARN
 from . import Job
@@ -31,6 +32,7 @@ _OURS = {
     WAIT_RESOURCE: "Limit how long a job waits at a site",
     ENVIRONMENT_RESOURCE: "Choose the environment",
     RETRY_RESOURCE: "Limit retries to reasons",
+    POOL_RESOURCE: "Choose the pool",
     TRACK_RESOURCE: "Choose whether jobs are tracked",
     CONTINUE: "Let a job go on past its walltime",
     CHECKPOINT_PATHS: "Name what a job goes on from",

@@ -24,7 +24,8 @@ def make_site(
         credential: from `credentials.find_credentials`.
         workspace_name: name of the workspace's directory, used if its path is not configured.
         project: the project folder; the CA file is relative to it.
-        account: the compute budget account for jobs that a firecREST site runs to transfer files.
+        account: the compute budget account for the allocations of pools, and for the jobs that a
+            firecREST site runs to transfer files.
 
     Raises:
         UserError: the CA file cannot be used.
@@ -32,14 +33,22 @@ def make_site(
     """
     config = loaded.config
     shared = loaded.name, config.api_url, credential, workspace_name, config.site
+    site: Site
     if config.firecrest is not None:
         from .firecrest import FirecrestSite
 
         machine = config.firecrest.machine
-        return FirecrestSite(*shared, base=project, machine=machine, account=account)
-    from .unicore import UnicoreSite
+        site = FirecrestSite(*shared, base=project, machine=machine, account=account)
+    else:
+        from .unicore import UnicoreSite
 
-    return UnicoreSite(*shared, base=project)
+        site = UnicoreSite(*shared, base=project)
+    if not config.pools:
+        return site
+    from ..config.environment import find_pools
+    from .pools import with_pools
+
+    return with_pools(site, find_pools(config, account).values())
 
 
 def make_issuer(loaded: "LoadedConfig", project: Path) -> "Issuer":

@@ -102,6 +102,7 @@ class Submission:
             refuses them.
         after: the scheduler's ids of the jobs that have to end, in whatever way, before it starts.
         beside: files of the workspace, by path, to be uploaded before it is submitted.
+        bucket: where its marker will be (`jobs.paths.TryPaths`).
     """
 
     tag: str
@@ -114,6 +115,7 @@ class Submission:
     slurm_options: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     beside: Mapping[str, bytes] = field(default_factory=dict)
+    bucket: int = 0
 
 
 def check_tag(tag: str) -> str:
@@ -227,10 +229,12 @@ class Site(Protocol):
         clock: the server's clock in its last answer, seconds since the epoch; None if the server
             does not report it.
         states_lag: whether `states` may lag minutes behind the scheduler; `explain` does not.
+        runs_jobs: whether jobs are run from here, so that pools get allocations: set by the engine.
     """
 
     name: str
     states_lag: bool
+    runs_jobs: bool
 
     @property
     def clock(self) -> float | None: ...

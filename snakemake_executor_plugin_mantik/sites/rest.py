@@ -451,6 +451,7 @@ class RestSite(Generic[C, O]):
     """Characters that the API cannot carry in paths."""
     plain: ClassVar[str]
     """The others, as advice."""
+    runs_jobs = False
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ _m_sample_memory() {
 _m_find_group() {
   local line path root
   _m_memory_stat='' _m_most=0
-  [ -n "${SLURM_JOB_ID-}" ] || return
+  [ -n "${SLURM_JOB_ID-}" ] && [ -z "${_m_pooled-}" ] || return  # a pool's is that of all its jobs
   while IFS= read -r line; do
     path=${line#*:*:}
     case $line in

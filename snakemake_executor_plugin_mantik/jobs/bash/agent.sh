@@ -1,0 +1,237 @@
+# ---- the agent of a pool -------------------------------------------------------------------------
+# Runs jobs side by side in one allocation, which it leaves when nothing has been there for a while.
+# The pool is a flat directory, in which a name changes by one rename, so that one listing shows all:
+#
+#   in.<cpus>.<unique>                                  jobs that came together, until one unpacks them
+#   ready.<order>.<cpus>.<MiB>.<gpus>.<seconds>.<login>.<bucket>.<job>   the script of one that waits
+#   run.<allocation>.<job>                              one that an allocation has taken
+#   done.<how>.<job>                                    one that has ended: how is its exit code, `time`
+#                                                       (its walltime), `stop` (it was cancelled), or
+#                                                       `pool` (the allocation was ended)
+#   stop.<job>                                          a request to end a job
+#   marks.<allocation>.<number>                         markers of jobs, to be read at once
+#   pool.<allocation>                                   an allocation that was requested, or runs
+
+_p_say() { printf '%(%F %T)T %s\n' -1 "$*"; }
+
+# Lists the numbers of the CPUs that this process may use, at most those of the pool.
+_p_find_cpus() {
+  local list part i
+  _p_cpu_ids=()
+  command -v taskset > /dev/null && list=$(taskset -cp $$ 2> /dev/null) || return
+  list=${list##*:}
+  for part in ${list//,/ }; do
+    for (( i = ${part%-*}; i <= ${part#*-} && ${#_p_cpu_ids[@]} < _p_cpus; i++ )); do
+      _p_cpu_ids+=("$i")
+    done
+  done
+  (( ${#_p_cpu_ids[@]} == _p_cpus )) || _p_cpu_ids=()  # pinned to fewer, jobs would share them
+}
+
+_p_find_gpus() {
+  local list=${CUDA_VISIBLE_DEVICES-${ROCR_VISIBLE_DEVICES-}} i
+  IFS=, read -r -a _p_gpu_ids <<< "$list"
+  for (( i = ${#_p_gpu_ids[@]}; i < _p_gpus; i++ )); do _p_gpu_ids+=("$i"); done
+}
+
+# Unpacks the jobs that came together. The head of the file names each with the bytes of its script,
+# after a line with the bytes of the head and of the file: one that is not all there yet stays.
+_p_unpack() {
+  local file mine head size bytes i
+  local -a lines
+  for file in in.*; do
+    # Others may write to a shared workspace: only the user's own jobs run.
+    [ -O "$file" ] || continue
+    { read -r _ head size < "$file"; } 2> /dev/null || continue
+    [ "$(stat -c %s -- "$file" 2> /dev/null)" = "$size" ] || continue
+    mine=.unpack.$_p_alloc.${file##*.}
+    mv -T -- "$file" "$mine" 2> /dev/null || continue
+    mapfile -t lines < <(head -c "$head" -- "$mine")
+    for (( i = 1; i < ${#lines[@]}; i++ )); do
+      bytes=${lines[i]##* }
+      tail -c +$(( head + 1 )) -- "$mine" | head -c "$bytes" > ".new.$_p_alloc" &&
+        mv -T -- ".new.$_p_alloc" "${lines[i]% *}"
+      (( head += bytes ))
+    done
+    rm -f -- "$mine"
+    _p_listed=
+  done
+}
+
+# Ends what is to end, and removes what was cancelled before it was taken.
+_p_read_stops() {
+  local file job n
+  local -a others
+  for file in stop.*; do
+    job=${file#stop.}
+    for n in "${!_p_pids[@]}"; do
+      [ "${_p_jobs[n]}" != "$job" ] || _p_end "$n" stop
+    done
+    others=(run.*."$job")
+    [ -e "run.$_p_alloc.$job" ] || (( ! ${#others[@]} )) || continue
+    rm -f -- ready.*."$job" "$file"
+  done
+}
+
+# Asks the job in slot $1 to end; $2 says why.
+_p_end() {
+  [ -z "${_p_hows[$1]}" ] || return
+  _p_hows[$1]=$2
+  _p_kills[$1]=$(( SECONDS + _p_grace_s ))
+  kill -s TERM "${_p_pids[$1]}" 2> /dev/null
+}
+
+# Kills all processes below $1, and $1.
+_p_kill() {
+  local pid file
+  local -a left=("$1") found=() below
+  while (( ${#left[@]} )); do
+    pid=${left[0]} left=("${left[@]:1}") found+=("$pid")
+    for file in "/proc/$pid/task/"[0-9]*/children; do
+      read -r -a below < "$file" && left+=("${below[@]}")
+    done 2> /dev/null
+  done
+  kill -s KILL "${found[@]}" 2> /dev/null
+}
+
+# Adds the marker of the job in slot $1 to those that are read at once. One that is not there is read
+# by itself: this only saves requests.
+_p_add_mark() {
+  local file size
+  for file in "../../tries/${_p_buckets[$1]}/${_p_jobs[$1]}".[0-9]*; do
+    size=$(stat -c %s -- "$file") && (( size <= _p_mark_bytes )) || continue
+    { printf '%s %s\n' "${file#../../tries/}" "$size" && cat -- "$file"; } >> ".marks.$_p_alloc" ||
+      rm -f -- ".marks.$_p_alloc"
+  done
+}
+
+# Shows the markers that were added.
+_p_show_marks() {
+  [ ! -e ".marks.$_p_alloc" ] || mv -T -- ".marks.$_p_alloc" "marks.$_p_alloc.$(( _p_marks++ ))"
+}
+
+# Frees what jobs have that have ended, and ends those whose walltime is over.
+_p_reap() {
+  local n code
+  for n in "${!_p_pids[@]}"; do
+    if kill -0 "${_p_pids[n]}" 2> /dev/null; then
+      (( SECONDS < _p_ends[n] )) || _p_end "$n" time
+      [ -z "${_p_hows[n]}" ] || (( SECONDS < _p_kills[n] )) || _p_kill "${_p_pids[n]}"
+      continue
+    fi
+    wait "${_p_pids[n]}"
+    code=$?
+    _p_add_mark "$n"
+    mv -T -- "run.$_p_alloc.${_p_jobs[n]}" "done.${_p_hows[n]:-$code}.${_p_jobs[n]}"
+    rm -rf -- "jobs/pool.$_p_name.${_p_jobs[n]}"
+    (( _p_cpus += _p_taken_cpus[n], _p_memory += _p_taken_memory[n], _p_gpus += _p_taken_gpus[n] ))
+    _p_cpu_ids+=(${_p_own_cpus[n]})
+    _p_gpu_ids+=(${_p_own_gpus[n]})
+    unset "_p_pids[n]"
+    _p_busy=$SECONDS _p_look=yes
+  done
+}
+
+# Takes the jobs that fit into what is free and into the time that is left, oldest first. The list of
+# those that wait is read again every other second, or when this agent has unpacked some.
+_p_take() {
+  local IFS=. file n cpus memory gpus seconds login bucket job
+  local -a parts
+  if [ -z "$_p_listed" ] || (( SECONDS > _p_listed + 1 )); then
+    _p_ready=(ready.*)
+    _p_listed=$SECONDS _p_look=yes
+  fi
+  [ -n "$_p_look" ] || return
+  _p_look=
+  for n in "${!_p_ready[@]}"; do
+    (( _p_cpus > 0 )) || return
+    file=${_p_ready[n]}
+    parts=($file)
+    cpus=${parts[2]} memory=${parts[3]} gpus=${parts[4]} seconds=${parts[5]}
+    login=${parts[6]} bucket=${parts[7]} job=${parts[8]}
+    (( cpus <= _p_cpus && memory <= _p_memory && gpus <= _p_gpus )) || continue
+    (( SECONDS + seconds + _p_grace_s <= _p_runtime_s )) || continue
+    unset "_p_ready[n]"
+    # Only one allocation can rename it.
+    [ -O "$file" ] && mv -T -- "$file" "run.$_p_alloc.$job" 2> /dev/null || continue
+    _p_start
+  done
+}
+
+# Starts the job that `_p_take` has taken. The directory's name is the job's id for its claim.
+_p_start() {
+  local n=$(( _p_last++ )) own=jobs/pool.$_p_name.$job list
+  local IFS=$' \t\n'
+  local -a command=(bash) pinned=()
+  [ "$login" = 0 ] || command=(bash -l)
+  if (( ${#_p_cpu_ids[@]} >= cpus )); then
+    pinned=("${_p_cpu_ids[@]:0:cpus}") _p_cpu_ids=("${_p_cpu_ids[@]:cpus}")
+    list="${pinned[*]}"
+    command=(taskset -c "${list// /,}" "${command[@]}")
+  fi
+  _p_own_cpus[n]=${pinned[*]-} _p_own_gpus[n]=${_p_gpu_ids[*]:0:gpus}
+  _p_gpu_ids=("${_p_gpu_ids[@]:gpus}")
+  (( _p_cpus -= cpus, _p_memory -= memory, _p_gpus -= gpus ))
+  _p_taken_cpus[n]=$cpus _p_taken_memory[n]=$memory _p_taken_gpus[n]=$gpus
+  _p_jobs[n]=$job _p_buckets[n]=$bucket _p_hows[n]='' _p_ends[n]=$(( SECONDS + seconds + 1 ))
+  mkdir -p -- "$own"
+  set -m
+  (
+    cd -- "$own" || exit
+    export _m_pooled=yes SLURM_CPUS_PER_TASK=$cpus
+    if (( _p_all_gpus )); then
+      gpus=${_p_own_gpus[n]// /,}
+      export CUDA_VISIBLE_DEVICES=$gpus ROCR_VISIBLE_DEVICES=$gpus
+    fi
+    exec "${command[@]}" "../../run.$_p_alloc.$job"
+  ) < /dev/null {_p_tick}>&- &
+  _p_pids[n]=$!
+  set +m
+}
+
+_p_on_signal() {
+  local n
+  _p_over=yes
+  for n in "${!_p_pids[@]}"; do _p_end "$n" pool; done
+}
+
+_p_main() {
+  local tick
+  cd -- "$_p_directory" || { echo "mantik: there is no pool $_p_directory"; exit 0; }
+  shopt -s nullglob
+  umask 077
+  trap _p_on_signal TERM INT HUP
+  trap : USR1 USR2
+  _p_all_gpus=$_p_gpus _p_last=0 _p_busy=$SECONDS _p_over='' _p_listed='' _p_look=''
+  _p_marks=0 _p_scanned=''
+  _p_pids=() _p_jobs=() _p_buckets=() _p_hows=() _p_ends=() _p_kills=() _p_ready=()
+  (( _p_memory )) || while read -r name size _; do
+    [ "$name" != MemTotal: ] || _p_memory=$(( size / 1024 ))
+  done < /proc/meminfo
+  _p_find_cpus
+  _p_find_gpus
+  exec {_p_tick}<> <(:)
+  find . -maxdepth 1 '(' -name 'done.*' -o -name 'marks.*' ')' -mmin +1440 -delete
+  _p_say "the pool $_p_name: $_p_cpus CPUs, $_p_memory MiB, $_p_gpus GPUs for $_p_runtime_s s"
+  while :; do
+    _p_reap
+    if (( SECONDS != _p_scanned )); then  # a parallel file system is to have little of this
+      _p_scanned=$SECONDS
+      _p_show_marks
+      _p_read_stops
+      [ -n "$_p_over" ] || _p_unpack
+    fi
+    [ -n "$_p_over" ] || _p_take
+    if (( ! ${#_p_pids[@]} )); then
+      [ -z "$_p_over" ] && (( SECONDS - _p_busy < _p_idle_s )) || break
+      (( SECONDS + _p_grace_s < _p_runtime_s )) || break
+      tick=0.5
+    else
+      tick=0.05
+    fi
+    read -r -t "$tick" -u "$_p_tick" _
+  done
+  _p_show_marks
+  rm -f -- "pool.$_p_alloc"
+  exit 0
+}

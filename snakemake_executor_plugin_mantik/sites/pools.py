@@ -1,0 +1,345 @@
+"""A site whose jobs may also run in allocations of its own: pools.
+
+To the engine a pool is a part of the site's scheduler. All that is known of it lies at the site, in
+the names of the files of one directory (`jobs/bash/agent.sh`): nothing is lost with this process.
+"""
+
+import asyncio
+import itertools
+import math
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast
+
+from ..common.errors import SiteBusy, SiteError, SiteNotFound, SiteRejected, SiteUnreachable
+from ..jobs.paths import TRIES
+from ..jobs.pools import (
+    MARK_BYTES,
+    Pool,
+    PooledJob,
+    agent_script,
+    job_id,
+    pack_jobs,
+    parse_job_id,
+    split_jobs,
+    unpack_marks,
+)
+from ..jobs.reasons import Reason
+from .base import MISSING, Entry, JobState, Phase, Site, SiteFacts, Submission, do_nothing
+
+_TOGETHER_S: Final = 0.5
+"""Seconds in which jobs gather that are sent in one file."""
+_FOUND_S: Final = 120.0
+"""Seconds after which an allocation of which the site shows no trace was not submitted."""
+_SHOWN_S: Final = 1.5
+"""Seconds in which an agent shows the marker of a job that has ended."""
+_HOWS: Final = {
+    "time": Reason.TIME_LIMIT,
+    "stop": Reason.CANCELLED,
+    "pool": Reason.ALLOCATION_ENDED,
+    "0": Reason.SUCCESS,
+}
+_ENDED: Final = JobState(Phase.ENDED)
+_GONE: Final = JobState(
+    Phase.ENDED, Reason.ALLOCATION_ENDED, "the allocation that had taken it has ended"
+)
+
+
+@dataclass
+class _Look:
+    """What a pool's directory shows.
+
+    Attributes:
+        states: of the jobs, by their tags.
+        sent: whether there are jobs that no allocation has unpacked yet; their tags are not shown.
+        wanted: how many allocations the jobs would fill; 0 if none waits.
+        alive: how many allocations run or are about to.
+    """
+
+    states: dict[str, JobState] = field(default_factory=dict)
+    sent: bool = False
+    wanted: int = 0
+    alive: int = 0
+
+
+@dataclass
+class _Gathered:
+    jobs: list[PooledJob] = field(default_factory=list)
+    task: "asyncio.Task[None] | None" = None
+
+
+class _Pools:
+    """A site, and the pools there. Whatever does not concern jobs is the site's own."""
+
+    runs_jobs = False
+
+    def __init__(self, site: Site, pools: Iterable[Pool]) -> None:
+        self._site = site
+        self._pools = {pool.name: pool for pool in pools}
+        self._open: SiteFacts
+        self._gathered: defaultdict[str, _Gathered] = defaultdict(_Gathered)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._marks_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._ids: dict[str, str] = {}
+        self._ended: set[str] = set()
+        self._sent: dict[str, Pool] = {}
+        self._marks: dict[str, bytes] = {}
+        self._read: set[str] = set()
+        self._marks_read = 0.0
+        self._refused: dict[str, str] = {}
+        self._orders = itertools.count(time.time_ns() // 1_000_000)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._site, name)
+
+    async def open(self, *, make: bool = True) -> SiteFacts:
+        self._open = await self._site.open(make=make)
+        return self._open
+
+    async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
+        if (name := submission.resources.pool) is None:
+            return await self._site.submit(submission, begin)
+        begin()
+        self._sent[submission.tag] = self._pools[name]
+        gathered = self._gathered[name]
+        gathered.jobs.append(
+            PooledJob(
+                submission.tag, submission.script.encode(), submission.resources,
+                submission.login_shell, next(self._orders), submission.bucket,
+            )
+        )  # fmt: skip
+        if gathered.task is None:
+            gathered.task = asyncio.create_task(self._send(name))
+        await asyncio.shield(gathered.task)
+        return job_id(name, submission.tag)
+
+    async def _send(self, name: str) -> None:
+        """Send the jobs that gather for a pool, and see to it that it has allocations."""
+        await asyncio.sleep(_TOGETHER_S)
+        pool = self._pools[name]
+        for part in split_jobs(self._gathered.pop(name).jobs, self._open.upload_bytes):
+            cpus = sum(job.resources.cpus_per_task or 1 for job in part)
+            path = f"{pool.directory}/in.{cpus}.{uuid.uuid4()}"
+            await self._site.put(path, pack_jobs(part))
+        with suppress(SiteBusy, SiteUnreachable):  # the next look at the jobs tries again
+            await self._look(pool)
+
+    async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
+        found = await self._site.find(names)
+        for pool in self._pools.values():
+            states = (await self._look(pool)).states
+            for tag in names.keys() & states.keys():
+                found[tag] = [*found.get(tag, []), job_id(pool.name, tag)]
+        return found
+
+    async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
+        own, found, failed = self._own(ids), dict[str, JobState](), list[SiteError]()
+        if others := [job for job in ids if parse_job_id(job) is None]:
+            try:
+                found |= await self._site.states(others)
+            except SiteError as error:
+                failed.append(error)
+        for pool, tags in own.items():
+            try:
+                look = await self._look(pool)
+            except SiteError as error:
+                failed.append(error)
+                continue
+            for tag in tags:
+                found[job_id(pool.name, tag)] = self._state(pool, look, tag)
+        if failed and not found:
+            raise failed[0]
+        lost = JobState(Phase.UNKNOWN, detail=failed[0].what) if failed else MISSING
+        return {job: found.get(job, lost) for job in ids}
+
+    async def glance(self, ids: Sequence[str]) -> dict[str, JobState] | None:
+        if not self._own(ids):
+            return await self._site.glance(ids)
+        found = await self.states(ids)
+        return {job: state for job, state in found.items() if state.phase is not Phase.UNKNOWN}
+
+    async def scheduler_ids(self, ids: Sequence[str]) -> dict[str, str]:
+        return await self._site.scheduler_ids([job for job in ids if parse_job_id(job) is None])
+
+    async def explain(self, job_id: str) -> JobState:
+        if parse_job_id(job_id) is None:
+            return await self._site.explain(job_id)
+        return (await self.states([job_id]))[job_id]
+
+    async def cancel(self, ids: Sequence[str]) -> None:
+        if others := [job for job in ids if parse_job_id(job) is None]:
+            await self._site.cancel(others)
+        for pool, tags in self._own(ids).items():
+            for tag in tags:
+                await self._site.put(f"{pool.directory}/stop.{tag}", b"stop\n")
+
+    async def forget(self, ids: Sequence[str], *, succeeded: bool = False) -> None:
+        if others := [job for job in ids if parse_job_id(job) is None]:
+            await self._site.forget(others, succeeded=succeeded)
+
+    async def extend(self, ids: Sequence[str], seconds: float) -> None:
+        others = [job for job in ids if parse_job_id(job) is None]
+        if self._own(ids):
+            others += [job for tag, job in self._ids.items() if tag not in self._ended]
+        if others:
+            await self._site.extend(others, seconds)
+
+    async def get(
+        self, path: str, *, offset: int = 0, size: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """See `Site.get`; markers of a pool's jobs come together."""
+        folder, _, name = path.partition(f"{TRIES}/")
+        if name and not folder and not offset and size is not None and size <= MARK_BYTES:
+            content = await self._mark(name)
+            if content is not None and len(content) == size:
+                yield content
+                return
+        chunks = cast("AsyncGenerator[bytes, None]", self._site.get(path, offset=offset, size=size))
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
+    async def _mark(self, name: str) -> bytes | None:
+        """Return a marker if it is among those that a pool shows together by now."""
+        pool = self._sent.get(name.rpartition("/")[2].partition(".")[0])
+        if pool is None:
+            return None
+        now = time.monotonic()
+        async with self._marks_locks[pool.name]:
+            for due in (now, now + _SHOWN_S):  # by then the agent shows it, if at all
+                if name not in self._marks and self._marks_read < due:
+                    await asyncio.sleep(max(0.0, due - time.monotonic()))
+                    self._marks_read = time.monotonic()
+                    await self._read_marks(pool)
+            return self._marks.pop(name, None)
+
+    async def _read_marks(self, pool: Pool) -> None:
+        with suppress(SiteNotFound):
+            entries = await self._site.list(pool.directory)
+            for name in sorted(entries):
+                if name.startswith("marks.") and name not in self._read:
+                    size = entries[name].size
+                    chunks = self._site.get(f"{pool.directory}/{name}", size=size)
+                    content = b"".join([chunk async for chunk in chunks])
+                    self._read.add(name)
+                    self._marks |= unpack_marks(content)
+
+    def _own(self, ids: Iterable[str]) -> dict[Pool, list[str]]:
+        """Return the tags of the jobs among `ids` that are in pools; other pools are not known."""
+        found: dict[Pool, list[str]] = {}
+        for parsed in filter(None, map(parse_job_id, ids)):
+            if pool := self._pools.get(parsed[0]):
+                found.setdefault(pool, []).append(parsed[1])
+        return found
+
+    def _state(self, pool: Pool, look: _Look, tag: str) -> JobState:
+        state = look.states.get(tag, JobState(Phase.WAITING) if look.sent else MISSING)
+        if state.phase is not Phase.WAITING:
+            return state
+        refused = self._refused.get(pool.name, "")
+        return replace(
+            state, scheduler_id="", never=False, waits=refused or state.waits or "",
+            pending=refused or state.pending,
+        )  # fmt: skip
+
+    async def _look(self, pool: Pool) -> _Look:
+        """List a pool's directory, and request allocations if it has too few for what waits."""
+        async with self._locks[pool.name]:
+            try:
+                entries = await self._site.list(pool.directory)
+            except SiteNotFound:
+                entries = {}
+            look = _read(pool, entries, await self._follow(pool, entries))
+            if self.runs_jobs:
+                for _ in range(look.alive, min(pool.count, look.wanted)):
+                    await self._start(pool)
+            return look
+
+    async def _start(self, pool: Pool) -> None:
+        """Request an allocation. The file that names it is there before it is submitted."""
+        tag = str(uuid.uuid4())
+        await self._site.put(f"{pool.directory}/pool.{tag}", b"requested\n")
+        script = agent_script(pool, self._open.workspace, tag)
+        submission = Submission(tag, f"pool {pool.name}", script, pool.resources)
+        try:
+            self._ids[tag] = await self._site.submit(submission)
+        except SiteUnreachable:
+            raise
+        except SiteError as error:
+            await self._site.remove(f"{pool.directory}/pool.{tag}")
+            if isinstance(error, SiteRejected):
+                self._refused[pool.name] = f"the site refuses the pool's allocation: {error.what}"
+                return
+            raise
+        self._refused.pop(pool.name, None)
+
+    async def _follow(self, pool: Pool, entries: Mapping[str, Entry]) -> dict[str, JobState]:
+        """Return the states of a pool's allocations; remove the files of those that have ended.
+
+        That one has ended counts only if the scheduler says so: its jobs run again then.
+        """
+        files = {
+            name.split(".")[1]: entry for name, entry in entries.items() if name.startswith("pool.")
+        }
+        tags = {name.split(".")[1] for name in entries if name.startswith(("pool.", "run."))}
+        if unknown := dict.fromkeys(tags - self._ids.keys(), f"pool {pool.name}"):
+            found = await self._site.find(unknown)
+            self._ids |= {tag: ids[-1] for tag, ids in found.items() if ids}
+        open_ = [self._ids[tag] for tag in tags & self._ids.keys() if tag not in self._ended]
+        states = await self._site.states(open_) if open_ else {}
+        for tag in tags:
+            if states.get(self._ids.get(tag, ""), MISSING).phase is Phase.ENDED:
+                self._ended.add(tag)
+        for tag, entry in files.items():
+            now = self._site.clock
+            lost = tag not in self._ids and now is not None and now - entry.modified > _FOUND_S
+            if self.runs_jobs and (lost or tag in self._ended):
+                await self._site.remove(f"{pool.directory}/pool.{tag}")
+                with suppress(SiteError):
+                    await self._site.forget([self._ids[tag]] if tag in self._ids else [])
+        return {
+            tag: _ENDED if tag in self._ended else states.get(self._ids.get(tag, ""), MISSING)
+            for tag in tags
+            if tag in self._ids or tag in files
+        }
+
+
+def _read(pool: Pool, entries: Mapping[str, Entry], allocations: Mapping[str, JobState]) -> _Look:
+    look, cpus, gpus, waiting = _Look(), 0, 0, False
+    alive = [state for state in allocations.values() if state.phase is not Phase.ENDED]
+    look.alive = len(alive)
+    started = any(state.phase is Phase.RUNNING for state in alive)
+    queued = next((state for state in alive if state.phase is Phase.WAITING), None)
+    # A running allocation has no room for what waits, so it waits its turn.
+    waits = JobState(Phase.WAITING) if started or queued is None else queued
+    done, ready, run = dict[str, JobState](), dict[str, JobState](), dict[str, JobState]()
+    for kind, *parts in (name.split(".") for name in entries):
+        if kind == "in":
+            look.sent = waiting = True
+            cpus += int(parts[0])
+        elif kind == "ready":
+            waiting = True
+            cpus, gpus = cpus + int(parts[1]), gpus + int(parts[3])
+            ready[parts[-1]] = waits
+        elif kind == "run":
+            cpus += 1
+            holder = allocations.get(parts[0], MISSING)
+            run[parts[1]] = _GONE if holder is _ENDED else JobState(holder.phase)
+        elif kind == "done":
+            code = int(parts[0]) if parts[0].isdecimal() else None
+            reason = _HOWS.get(parts[0], Reason.EXIT_CODE)
+            done[parts[1]] = JobState(Phase.ENDED, reason, f"in the pool {pool.name}", code)
+    # A job may have been sent again: what is alive of it counts first.
+    gone = {tag: state for tag, state in run.items() if state is _GONE}
+    look.states = {**gone, **done, **ready, **{t: s for t, s in run.items() if s is not _GONE}}
+    look.wanted = math.ceil(pool.share(cpus, gpus)) if waiting else 0
+    return look
+
+
+def with_pools(site: Site, pools: Iterable[Pool]) -> Site:
+    """Return the site with its pools."""
+    return cast("Site", _Pools(site, pools))

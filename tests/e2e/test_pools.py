@@ -1,0 +1,151 @@
+"""Jobs that run in allocations of their pool, in the sandbox and on a real Slurm."""
+
+import time
+
+from hpc_sandbox.server import Sandbox
+from tests.support.command import smk_mantik
+from tests.support.workflows import Project, tells, until
+
+POOL = """
+Pools:
+  small: {Queue: batch, Runtime: 10m, CPUsPerNode: 2, Idle: 5s}
+"""
+SNAKEFILE = r"""
+    rule all:
+        input: expand("out/{n}.txt", n=range(4))
+    rule each:
+        output: "out/{n}.txt"
+        resources: mantik_pool="small", runtime=1
+        shell:
+            "echo {wildcards.n} >> ran; echo $SLURM_JOB_ID >> allocations; "
+            "until [ -e go ]; do sleep 0.1; done; echo {wildcards.n} > {output}"
+"""
+MADE = ["0", "1", "2", "3"]
+
+
+def prepare(project: Project, text: str = SNAKEFILE, pool: str = POOL) -> Project:
+    project.config.write_text(project.place.config + pool)
+    project.write("Snakefile", text)
+    return project
+
+
+def words(project: Project, name: str) -> list[str]:
+    path = project.workspace / name
+    return sorted(path.read_text().split()) if path.exists() else []
+
+
+def go(project: Project) -> None:
+    (project.workspace / "go").touch()
+
+
+def test_killed_while_jobs_run_and_wait(both: Project) -> None:
+    """Two run side by side in an allocation, which outlives this machine; two wait there."""
+    prepare(both)
+    first = both.start()
+    until(lambda: len(words(both, "ran")) == 2, "jobs that run")
+    first.says("n=3: submitted to")
+    first.kill()
+    go(both)
+
+    said = both.run("--nolock", "--rerun-incomplete").ok().output
+
+    assert words(both, "ran") == MADE, said
+    assert [both.read(f"out/{n}.txt").strip() for n in MADE] == MADE
+    assert len(set(words(both, "allocations"))) == 1
+    assert "submitted to" not in said
+
+
+def test_an_allocation_that_is_cancelled_frees_its_jobs(
+    firecrest: Project, sandbox: Sandbox
+) -> None:
+    """What it ran is no failure of the jobs, which have no retries; what waited starts later."""
+    prepare(firecrest)
+    running = firecrest.start()
+    until(lambda: len(words(firecrest, "ran")) == 2, "jobs that run")
+    begun = words(firecrest, "ran")
+    [allocation] = set(words(firecrest, "allocations"))
+    sandbox.cancel_job("hpc2", int(allocation))
+    running.says("allocation that ran it has ended")
+    go(firecrest)
+
+    running.end().ok()
+
+    assert words(firecrest, "ran") == sorted([*MADE, *begun])
+    assert len(set(words(firecrest, "allocations"))) == 2
+    tells(smk_mantik(firecrest, "jobs").output, "pool small")
+
+
+def test_jobs_end_with_their_run(firecrest: Project) -> None:
+    """Ctrl-C ends those that run, and those that wait never start."""
+    prepare(firecrest)
+    running = firecrest.start("--mantik-on-interrupt", "cancel")
+    until(lambda: len(words(firecrest, "ran")) == 2, "jobs that run")
+    running.says("n=3: submitted to")
+    begun = words(firecrest, "ran")
+
+    running.interrupt()
+    go(firecrest)
+
+    assert {record.state.value for record in firecrest.tries} == {"abandoned"}
+    pools = firecrest.workspace / ".mantik/pools/small"
+    until(lambda: not list(pools.glob("pool.*")), "the allocation's end")
+    assert words(firecrest, "ran") == begun
+
+
+def test_two_allocations_share_what_waits(firecrest: Project) -> None:
+    text = SNAKEFILE.replace("range(4)", "range(12)")
+    prepare(firecrest, text, POOL.replace("CPUsPerNode: 2", "CPUsPerNode: 1, Count: 2"))
+    running = firecrest.start()
+    until(lambda: len(words(firecrest, "ran")) == 2, "jobs that run")
+    go(firecrest)
+
+    running.end().ok()
+
+    assert words(firecrest, "ran") == sorted(map(str, range(12)))
+    assert len(set(words(firecrest, "allocations"))) == 2
+
+
+def test_a_job_that_fails_fails_alone(firecrest: Project) -> None:
+    prepare(firecrest, SNAKEFILE.replace("until [", "[ {wildcards.n} != 2 ] || exit 7; until ["))
+    running = firecrest.start("--keep-going")
+    until(lambda: len(words(firecrest, "ran")) >= 2, "jobs that run")
+    go(firecrest)
+
+    said = running.end().failed()
+
+    assert words(firecrest, "ran") == MADE
+    tells(said, "each n=2", "exit code 7")
+    assert [n for n in MADE if firecrest.exists(f"out/{n}.txt")] == ["0", "1", "3"]
+
+
+def test_what_no_pool_can_run_is_told_before_anything_is_sent(
+    firecrest: Project, sandbox: Sandbox
+) -> None:
+    before = len(sandbox.record("hpc2")["runs"])
+    for change, what in (
+        (('"small"', '"smal"'), "there is no pool 'smal' (did you mean small?)"),
+        (("runtime=1", "runtime=60"), "takes jobs of at most"),
+        (("runtime=1", "cpus_per_task=4, runtime=1"), "CPUs: 4 requested; one allocation has 2"),
+        (("runtime=1", "runtime=1, gpu=1"), "GPUs: 1 requested; one allocation has 0"),
+        (("runtime=1", "runtime=1, nodes=2"), "nodes: 2 requested"),
+        (("runtime=1", "runtime=1, slurm_partition='batch'"), "cannot choose its queue"),
+        (
+            ("runtime=1", "runtime=1, mantik_continue=3, mantik_checkpoint='x'"),
+            "goes on past its walltime",
+        ),
+    ):
+        prepare(firecrest, SNAKEFILE.replace(*change))
+        tells(firecrest.run().failed(), "nothing submitted", what)
+    prepare(firecrest, pool=POOL.replace("10m", "10000h"))
+    tells(firecrest.run().failed(), "nothing submitted", "queue batch allows at most")
+    prepare(firecrest, pool=POOL.replace("CPUsPerNode: 2", "CPUs: 2"))
+    tells(firecrest.run().failed(), "Pools.small.CPUsPerNode")
+    assert len(sandbox.record("hpc2")["runs"]) == before
+
+
+def test_a_job_ends_at_its_own_walltime(firecrest: Project) -> None:
+    prepare(firecrest, SNAKEFILE.replace("range(4)", "range(1)"))
+    begun = time.monotonic()
+    said = firecrest.run().failed()
+    assert time.monotonic() - begun >= 60
+    tells(said, "time limit")

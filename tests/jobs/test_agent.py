@@ -1,0 +1,209 @@
+"""The agent of a pool, as bash runs it, with small scripts as its jobs."""
+
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snakemake_executor_plugin_mantik.jobs.pools import (
+    Pool,
+    PooledJob,
+    agent_script,
+    pack_jobs,
+    split_jobs,
+)
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from tests.support.sandbox import wait_for
+
+POOL = Pool("small", Resources(runtime_s=600, cpus_per_task=2, gpus_per_node=2), 1, 1, 1)
+
+
+class Allocations:
+    """Allocations of a pool whose directory is local."""
+
+    def __init__(self, workspace: Path) -> None:
+        self.workspace = workspace
+        self.directory = workspace / POOL.directory
+        self.directory.mkdir(parents=True)
+        self.order = 0
+        self.agents: list[subprocess.Popen[str]] = []
+
+    def send(self, *scripts: str, **wants: Any) -> list[str]:
+        """Send jobs in one file; return their tags."""
+        jobs = [self.job(script, **wants) for script in scripts]
+        (self.directory / f"in.{len(jobs)}.{uuid.uuid4()}").write_bytes(pack_jobs(jobs))
+        return [job.tag for job in jobs]
+
+    def job(self, script: str, **wants: Any) -> PooledJob:
+        self.order += 1
+        resources = Resources(**{"runtime_s": 60, "cpus_per_task": 1, **wants})
+        text = f"cd {self.workspace}\n{script}\n"
+        return PooledJob(str(uuid.uuid4()), text.encode(), resources, False, self.order)
+
+    def start(self, pool: Pool = POOL) -> "subprocess.Popen[str]":
+        script = self.workspace / f"agent-{len(self.agents)}"
+        allocation = str(uuid.uuid4())
+        script.write_text(agent_script(pool, str(self.workspace), allocation))
+        (self.directory / f"pool.{allocation}").touch()
+        environment = {k: v for k, v in os.environ.items() if "VISIBLE_DEVICES" not in k}
+        with (self.workspace / "agent.log").open("a") as log:
+            agent = subprocess.Popen(
+                ["bash", script], stdout=log, stderr=log, text=True, env=environment
+            )
+        self.agents.append(agent)
+        return agent
+
+    def run(self, pool: Pool = POOL) -> None:
+        """Run an allocation until nothing is left to do."""
+        assert self.start(pool).wait(60) == 0
+        assert "rror" not in (self.workspace / "agent.log").read_text()
+
+    def done(self) -> dict[str, str]:
+        """How each job has ended."""
+        names = (path.name.split(".") for path in self.directory.glob("done.*"))
+        return {tag: how for _, how, tag in names}
+
+    def read(self, name: str) -> str:
+        path = self.workspace / name
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Allocations]:
+    made = Allocations(tmp_path)
+    yield made
+    for agent in made.agents:
+        agent.kill()
+        agent.wait()
+
+
+def test_jobs_run_side_by_side_as_far_as_cpus_reach(pool: Allocations) -> None:
+    # Each waits for the one before or after it: one alone would never end.
+    meet = "touch {0}; until [ -e {1} ]; do sleep 0.05; done"
+    tags = pool.send(meet.format("a", "b"), meet.format("b", "a"), "exit 3")
+    pool.run()
+    assert pool.done() == dict(zip(tags, ("0", "0", "3"), strict=True))
+    left = {path.name.split(".")[0] for path in pool.directory.iterdir()}
+    assert left == {"done", "jobs"}
+    assert not list((pool.directory / "jobs").iterdir())
+
+
+def test_what_does_not_fit_waits(pool: Allocations) -> None:
+    track = "echo begin >> log; sleep 0.3; echo end >> log"
+    pool.send(track, track, cpus_per_task=2)
+    pool.run()
+    assert pool.read("log").split() == ["begin", "end", "begin", "end"]
+
+
+def test_memory_is_handed_out(pool: Allocations) -> None:
+    track = "echo begin >> log; sleep 0.3; echo end >> log"
+    pool.send(track, track, memory_mib_per_node=600)
+    resources = replace(POOL.resources, memory_mib_per_node=1000)
+    pool.run(replace(POOL, resources=resources))
+    assert pool.read("log").split() == ["begin", "end", "begin", "end"]
+
+
+def test_gpus_are_handed_out_singly(pool: Allocations) -> None:
+    meet = "echo $CUDA_VISIBLE_DEVICES > {0}; until [ -e {1} ]; do sleep 0.05; done"
+    pool.send(meet.format("a", "b"), meet.format("b", "a"), gpus_per_node=1)
+    pool.send("echo gpus=$CUDA_VISIBLE_DEVICES > none")
+    pool.run()
+    assert {pool.read("a"), pool.read("b")} == {"0\n", "1\n"}
+    assert pool.read("none") == "gpus=\n"
+
+
+def test_a_job_finds_its_id_and_cpus(pool: Allocations) -> None:
+    job = pool.job("", cpus_per_task=2)
+    script = f'echo "${{PWD##*/}} $SLURM_CPUS_PER_TASK" > {pool.workspace}/found\n'.encode()
+    (pool.directory / "in.2.x").write_bytes(pack_jobs([replace(job, script=script)]))
+    pool.run()
+    assert pool.read("found") == f"pool.small.{job.tag} 2\n"
+
+
+def test_a_file_that_is_not_all_there_waits(pool: Allocations) -> None:
+    whole = pack_jobs([pool.job("echo ran >> log"), pool.job("echo ran >> log")])
+    path = pool.directory / "in.2.x"
+    for size in (0, 10, 30, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        pool.run()
+        assert path.exists()
+        assert not pool.done()
+    path.write_bytes(whole)
+    pool.run()
+    assert pool.read("log") == "ran\nran\n"
+
+
+def test_jobs_are_divided_among_files() -> None:
+    jobs = [
+        PooledJob(str(n), b"x" * size, Resources(runtime_s=60), False, n)
+        for n, size in enumerate((10, 500, 2000, 10, 10))
+    ]
+    parts = split_jobs(jobs, 1000)
+    assert [job for part in parts for job in part] == jobs
+    assert len(parts) == 3
+    assert all(len(pack_jobs(part)) <= 1000 or len(part) == 1 for part in parts)
+
+
+def test_one_of_several_allocations_takes_each_job(pool: Allocations) -> None:
+    tags = pool.send(*["echo ran >> log"] * 60)
+    agents = [pool.start() for _ in range(3)]
+    assert [agent.wait(60) for agent in agents] == [0, 0, 0]
+    assert pool.done() == dict.fromkeys(tags, "0")
+    assert pool.read("log") == "ran\n" * 60
+
+
+STUBBORN = "trap 'echo asked > asked' TERM; touch begun; while :; do sleep 0.1; done"
+
+
+def test_a_walltime_ends_a_job(pool: Allocations) -> None:
+    quiet = replace(POOL, grace_s=-14)  # a second until it is killed
+    [tag] = pool.send(STUBBORN, runtime_s=1)
+    pool.run(quiet)
+    assert pool.done() == {tag: "time"}
+    assert pool.read("asked") == "asked\n"
+
+
+def test_a_cancelled_job_ends(pool: Allocations) -> None:
+    running, waiting = pool.send("touch begun; exec sleep 100", "touch no", cpus_per_task=2)
+    agent = pool.start()
+    wait_for((pool.workspace / "begun").exists)
+    for tag in (waiting, running):
+        (pool.directory / f"stop.{tag}").touch()
+    assert agent.wait(60) == 0
+    assert pool.done() == {running: "stop"}
+    assert not (pool.workspace / "no").exists()
+    assert not list(pool.directory.glob("stop.*"))
+
+
+def test_a_signal_to_the_allocation_ends_its_jobs(pool: Allocations) -> None:
+    [tag] = pool.send("touch begun; exec sleep 100")
+    agent = pool.start()
+    wait_for((pool.workspace / "begun").exists)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(60) == 0
+    assert pool.done() == {tag: "pool"}
+
+
+def test_a_job_that_does_not_fit_the_time_that_is_left_stays(pool: Allocations) -> None:
+    [tag] = pool.send("touch no", runtime_s=590)
+    pool.run()
+    assert not pool.done()
+    assert list(pool.directory.glob(f"ready.*.{tag}"))
+
+
+def test_files_of_others_are_not_run(pool: Allocations) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a file to another user")
+    pool.send("touch no")
+    [path] = pool.directory.glob("in.*")
+    os.chown(path, 12345, 12345)
+    path.chmod(0o644)
+    pool.run()
+    assert path.exists()
+    assert not (pool.workspace / "no").exists()

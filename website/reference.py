@@ -29,6 +29,7 @@ SECTIONS: Final = {
     "Environment: ContainerEngine": "ContainerEngineConfig",
     "Environment: Pyxis": "PyxisConfig",
     "Environment: Uenv": "UenvConfig",
+    "Pools: NAME": "PoolConfig",
     "Site": "SiteSettings",
 }
 """Parts of a backend config, and their names in the schema."""

@@ -90,8 +90,9 @@ def config_schema() -> Any:
     described["$defs"]["EnvironmentConfig"]["not"] = {
         "anyOf": [{"required": list(pair)} for pair in excluded]
     }
-    named = described["properties"]["Environments"]
-    named["propertyNames"] = {"pattern": f"^{ENVIRONMENT_NAME.pattern}$"}
+    for key in ("Environments", "Pools"):
+        named = described["properties"][key]
+        named["propertyNames"] = {"pattern": f"^{ENVIRONMENT_NAME.pattern}$"}
     described["$defs"]["ContainerEngineConfig"]["oneOf"] = [
         {"required": ["File"]},
         {"required": ["Name"]},

@@ -322,7 +322,7 @@ class Dispatcher(Worker):
 
     def _avoiding(self, resources: Resources) -> Resources:
         """Return the resources of a job without the nodes that have failed others in this run."""
-        if self._settings.scheduler != "slurm":
+        if self._settings.scheduler != "slurm" or resources.pool is not None:
             return resources
         failed = self._journal.failed_nodes(self._site.name)
         nodes = nodes_to_exclude(resources, self._facts, list(failed))

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from hpc_sandbox.server import Sandbox
 from tests.support.command import smk_mantik
 from tests.support.workflows import Project, tells, until
@@ -136,13 +138,19 @@ def test_what_no_pool_can_run_is_told_before_anything_is_sent(
     ):
         prepare(firecrest, SNAKEFILE.replace(*change))
         tells(firecrest.run().failed(), "nothing submitted", what)
-    prepare(firecrest, pool=POOL.replace("10m", "10000h"))
-    tells(firecrest.run().failed(), "nothing submitted", "queue batch allows at most")
     prepare(firecrest, pool=POOL.replace("CPUsPerNode: 2", "CPUs: 2"))
     tells(firecrest.run().failed(), "Pools.small.CPUsPerNode")
     assert len(sandbox.record("hpc2")["runs"]) == before
 
 
+def test_an_allocation_that_no_queue_allows_is_told_before_anything_is_sent(
+    project: Project,
+) -> None:
+    prepare(project, pool=POOL.replace("10m", "10000h"))
+    tells(project.run().failed(), "nothing submitted", "queue batch allows at most")
+
+
+@pytest.mark.nightly
 def test_a_job_ends_at_its_own_walltime(firecrest: Project) -> None:
     prepare(firecrest, SNAKEFILE.replace("range(4)", "range(1)"))
     begun = time.monotonic()

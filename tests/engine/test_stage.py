@@ -286,7 +286,7 @@ def test_what_is_written_all_the_time_stays_here(sent: Sent, tmp_path: Path) -> 
 
     assert list(found) == ["code.py"]
     [line] = said
-    assert "not uploading notes" in line
+    assert "Not uploading notes" in line
 
 
 def test_what_goes_is_not_missed(sent: Sent, tmp_path: Path) -> None:

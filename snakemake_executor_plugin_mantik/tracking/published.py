@@ -74,7 +74,7 @@ class Published:
         linked: (run, model) of models that runs made, by their ids in the store.
         lines: the published beginnings of files of metrics, by path in the store.
         files: uploaded artifacts, by path in the store.
-        over: runs and models whose ends are published.
+        over: runs, models and traces whose ends are published.
         source, stamp: what the store held when it was last described, and its files then.
     """
 

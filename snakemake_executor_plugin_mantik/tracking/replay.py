@@ -26,7 +26,6 @@ from mlflow.entities import (
     RunTag,
 )
 
-from ..common.humanize import humanize_count
 from . import registered
 from .published import Lines, Replay
 from .recorded import (
@@ -40,6 +39,7 @@ from .recorded import (
     read_store,
 )
 from .requests import log_values, unless_refused
+from .traces import publish_traces
 
 COPY_TREE, COPY_LATER = "tree", "later"
 """Names in a copy's directory, as in `engine.live_copies`."""
@@ -83,12 +83,9 @@ def publish_store(at: Replay, status: str = "") -> None:
         _upload(at, run)
     if not at.live:
         registered.register(at, source)
-        if traces := sum(1 for _ in at.store.glob("*/traces/*/trace_info.yaml")):
-            at.notify(
-                f"{humanize_count(traces, 'trace is', 'traces are')} left out: only jobs that"
-                " log to the server themselves (--mantik-track-direct) can have traces"
-            )
     _end(at, source, status)
+    if not at.live:
+        publish_traces(at, source, partial(_experiment, at))
     at.published.doubt = False
 
 

@@ -26,6 +26,8 @@ with mlflow.start_run() as run:
     mlflow.log_text("hello", "notes/a.txt")
     with mlflow.start_run(nested=True, run_name="inner"):
         mlflow.log_metric("inner", 7)
+    with mlflow.start_span("step") as span:
+        span.set_inputs({"x": 1})
     model = mlflow.initialize_logged_model(name="net")
     os.mkdir("net")
     with open("net/MLmodel", "w") as file:
@@ -70,6 +72,10 @@ def test_what_a_job_logs(tracked: Tracked) -> None:
     ]  # fmt: skip
     version = tracked.client.get_model_version_by_alias(name, "champion")
     assert (str(version.version), version.run_id) == ("2", run.info.run_id)
+    (trace,) = tracked.client.search_traces(
+        locations=[run.info.experiment_id], run_id=run.info.run_id
+    )
+    assert (trace.data.spans[0].name, trace.data.spans[0].inputs) == ("step", {"x": 1})
     (model,) = tracked.client.search_logged_models([run.info.experiment_id])
     assert version.source == f"models:/{model.model_id}"
     assert model.tags["mlflow.modelVersions"].count('"version"') == 1

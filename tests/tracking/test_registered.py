@@ -92,7 +92,7 @@ def test_versions_come_over(told: Replayed) -> None:
     registered = told.client.get_registered_model("digits")
     assert (registered.description, registered.tags) == ("Reads digits", {"team": "vision"})
     line, trace = told.said
-    assert trace.startswith("1 trace is left out: only jobs that log to the server themselves")
+    assert trace.startswith("1 trace is left out: only a tracking server takes them")
     assert "digits is left out: its source /scratch/elsewhere is not among" in line
     assert len(versions(told.client)) == 4
 

@@ -17,7 +17,6 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from ..common.errors import MantikError
 from ..engine.request import JobRequest
-from ..jobs.pools import POOL_RESOURCE
 from ..journal import is_utf8
 from ..rules import Job, preflight
 from ..rules.kinds.groups import Unit
@@ -99,7 +98,7 @@ class LookAhead:
             return None
         try:
             unit = Unit(job, self.checked.context)
-            if why_not_ahead(self.workflow, unit.members[0], makers):
+            if why_not_ahead(self.checked, unit.members[0], makers):
                 return None
             self.checked.refuse(unit)
             request = self.checked.request(unit, secrets)
@@ -158,7 +157,7 @@ def forecast_ahead(checked: CheckedWorkflow, jobs: Iterable[Job]) -> tuple[int, 
             why = "is in a group"
         else:
             at = SiteJob(job, checked.context) if job.is_local else checked.units[job].members[0]
-            why = _why_not_at_site(checked.workflow, at, makers)
+            why = _why_not_at_site(checked, at, makers)
             site = "" if why else at.site
             ahead[site] += 1
             if not why and ahead[site] > limit:
@@ -170,11 +169,11 @@ def forecast_ahead(checked: CheckedWorkflow, jobs: Iterable[Job]) -> tuple[int, 
     return sum(not job.is_local for job in going), stops
 
 
-def _why_not_at_site(workflow: Any, at: SiteJob, makers: Mapping[Job, set[str]]) -> str:
+def _why_not_at_site(checked: CheckedWorkflow, at: SiteJob, makers: Mapping[Job, set[str]]) -> str:
     if len(makers) > _MOST_MAKERS:
         return f"waits for more than {_MOST_MAKERS} jobs"
     try:
-        why = why_not_ahead(workflow, at, makers)
+        why = why_not_ahead(checked, at, makers)
         if not why and at.config.api == "unicore" and at.config.site.scheduler == "none":
             return "runs at a site without a scheduler (Site: Scheduler is none)"
     except (MantikError, RuleException, WorkflowError):
@@ -191,7 +190,7 @@ def find_makers(dag: Any, job: Job) -> dict[Job, set[str]]:
     }
 
 
-def why_not_ahead(workflow: Any, at: SiteJob, makers: Mapping[Job, set[str]]) -> str:
+def why_not_ahead(checked: CheckedWorkflow, at: SiteJob, makers: Mapping[Job, set[str]]) -> str:
     """Return why a job cannot be submitted before its inputs exist, or '' if it can.
 
     `makers` are the jobs that are still to make its inputs, and these inputs. The words follow the
@@ -200,19 +199,23 @@ def why_not_ahead(workflow: Any, at: SiteJob, makers: Mapping[Job, set[str]]) ->
     Raises:
         UserError: the resources of a job are wrong.
     """
-    return next(chain(_reasons(workflow, at), _reasons_of_makers(workflow, at, makers)), "")
+    return next(chain(_reasons(checked, at), _reasons_of_makers(checked, at, makers)), "")
 
 
-def _reasons(workflow: Any, at: SiteJob) -> Iterator[str]:
-    job = at.job
+def _is_pooled(checked: CheckedWorkflow, at: SiteJob) -> bool:
+    asked = Unit(at.job, checked.context).asked
+    planner = checked.planners[at.site]
+    return planner.resources(asked.resources, asked.threads).pool is not None
+
+
+def _reasons(checked: CheckedWorkflow, at: SiteJob) -> Iterator[str]:
+    workflow, job = checked.workflow, at.job
     if job.is_local:
         yield "runs on this machine"
     if jobs_use_storage(workflow):
         yield "is in a workflow whose jobs reach the storage themselves"
     if workflow.dag.get_job_group(job) is not None:
         yield "is in a group"
-    if at.known.get(POOL_RESOURCE) is not None:
-        yield "runs in a pool"
     if at.full is not None:
         yield f"has {at.full} and runs in a Snakemake of its own"
     if any(is_flagged(path, "update") for path in job.output):
@@ -226,9 +229,13 @@ def _reasons(workflow: Any, at: SiteJob) -> Iterator[str]:
         yield "reads files from a queue"
     if not preflight.is_determined(at):
         yield "has values that depend on files which do not exist yet"
+    if _is_pooled(checked, at):
+        yield "runs in a pool"
 
 
-def _reasons_of_makers(workflow: Any, at: SiteJob, makers: Mapping[Job, set[str]]) -> Iterator[str]:
+def _reasons_of_makers(
+    checked: CheckedWorkflow, at: SiteJob, makers: Mapping[Job, set[str]]
+) -> Iterator[str]:
     computed = any(map(is_callable, at.rule.params)) or any(
         value.is_evaluable() for key, value in at.rule.resources.items() if key != "tmpdir"
     )
@@ -240,9 +247,9 @@ def _reasons_of_makers(workflow: Any, at: SiteJob, makers: Mapping[Job, set[str]
             yield f"needs the checkpoint {name}"
         if maker.is_local:
             yield f"needs an output of {name}, which runs on this machine"
-        elif SiteJob(maker, at.context).known.get(POOL_RESOURCE) is not None:
+        elif _is_pooled(checked, SiteJob(maker, at.context)):
             yield f"needs an output of {name}, which runs in a pool"
-        if workflow.dag.get_job_group(maker) is not None:
+        if checked.workflow.dag.get_job_group(maker) is not None:
             yield f"needs an output of {name}, which is in a group"
         if SiteJob(maker, at.context).site != at.site:
             yield f"needs an output of {name}, which runs at another site"

@@ -25,6 +25,10 @@ _SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
 """`srun` of Slurm 22.05 and later reads the CPUs of a task from this variable, not from the job."""
 
 
+ENVIRONMENT_RESOURCE: Final = "mantik_environment"
+"""Names one of the environments in the config of the rule's site. By default, `Environment`."""
+
+
 def job_environment(
     config: BackendConfig, project: Path, cpus_per_task: int | None = None, name: str = ""
 ) -> Environment:
@@ -116,7 +120,7 @@ def find_pools(config: BackendConfig, account: str | None) -> dict[str, Pool]:
                 memory_mib_per_node=given.memory_mib_per_node, account=account,
                 reservation=given.reservation, constraint=given.node_constraints, qos=given.qos,
             ),
-            given.idle_s, given.count, config.site.term_grace_s,
+            given.idle_s, given.count, config.site.term_grace_s, given.takes_s,
         )
         for name, given in config.pools.items()
     }  # fmt: skip

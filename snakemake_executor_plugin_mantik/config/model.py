@@ -170,6 +170,11 @@ class PoolConfig(ConfigSection):
     idle_s: Duration = config_key(
         "Idle", "Time after which an allocation ends in which nothing runs.", "5m"
     )
+    takes_s: Duration | None = config_key(
+        "Takes",
+        "Jobs of at most this walltime that fit run here even if their rule names no pool.",
+        None,
+    )
 
 
 def _environment_name(name: str) -> str:

@@ -3,9 +3,11 @@
 No I/O, except that local Environment Definition Files and files of requirements are read.
 """
 
+import math
 import os
 import posixpath
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Final
 from ..common.errors import UserError, did_you_mean, find_alike
 from ..common.humanize import humanize_duration, humanize_size
 from ..config.environment import (
+    ENVIRONMENT_RESOURCE,
     environment_uploads,
     find_pools,
     job_environment,
@@ -38,7 +41,7 @@ from ..jobs.resources import (
     with_tasks_of,
 )
 from ..jobs.script import render_script
-from ..jobs.segments import Continuation
+from ..jobs.segments import SEGMENT_RESOURCES, Continuation
 from ..jobs.spec import AUTO, InputFile, JobSpec, OutputFile, Predecessor, Resources, Segment
 from ..journal import FileLedger, FileRecord, StoredOutput, TryRecord, encode_identity
 from ..sites.base import QueueLimits, SiteFacts, Submission
@@ -101,9 +104,8 @@ class Planner:
     def _computed(self, rule: Mapping[str, object], threads: int) -> Resources:
         base = replace(job_resources(self.config), account=self.account)
         resources = resolve_total_cpus(merge_resources(base, rule, threads))
-        if (name := rule.get(POOL_RESOURCE)) is not None:
-            own = merge_resources(Resources(), rule, threads)
-            return self._pool(str(name)).job_resources(own, resources)
+        if (pooled := self._pooled(rule, threads, resources)) is not None:
+            return pooled
         scheduler = self.config.site.scheduler
         if scheduler == "pbs":
             pbs_directives(resources, "")
@@ -112,6 +114,26 @@ class Planner:
         else:
             refuse_slurms(resources, "a job description")
         return resources
+
+    def _pooled(
+        self, rule: Mapping[str, object], threads: int, asked: Resources
+    ) -> Resources | None:
+        """Return the resources of a job that runs in a pool; None if it does not."""
+        name = rule.get(POOL_RESOURCE)
+        if name in (False, "") or (name is None and not self.config.pools):
+            return None
+        own = merge_resources(Resources(), rule, threads)
+        if name is not None:
+            return self._pool(str(name)).job_resources(own, asked)
+        going_on = self.config.resources.segments or rule.keys() & set(SEGMENT_RESOURCES)
+        for pool in find_pools(self.config, self.account).values():
+            short = pool.takes_s is not None and (asked.runtime_s or math.inf) <= pool.takes_s
+            if short and not going_on:
+                with suppress(UserError):  # it needs an allocation of its own
+                    found = pool.job_resources(own, asked)
+                    self.pool_suits(found, str(rule.get(ENVIRONMENT_RESOURCE) or ""), None)
+                    return found
+        return None
 
     def _pool(self, name: str) -> Pool:
         pools = find_pools(self.config, self.account)

@@ -118,7 +118,7 @@ class SiteRunner:
         self._requested += 1
         slot = asyncio.ensure_future(self._slots.acquire())
         try:
-            if not self._is_there(request) and not self._is_pooled(request):
+            if not self._is_there(request) and not self.is_pooled(request):
                 await slot
             self._running += 1
             try:
@@ -136,7 +136,7 @@ class SiteRunner:
         tries = self._journal.open_tries(*request.jobs)
         return self.behind.has(request) or any(r.state is not TryState.PLANNED for r in tries)
 
-    def _is_pooled(self, request: JobRequest) -> bool:
+    def is_pooled(self, request: JobRequest) -> bool:
         """Return whether a job is none of the scheduler's: `MaxJobs` limits those."""
         return self.planner.resources(request.resources, request.threads).pool is not None
 

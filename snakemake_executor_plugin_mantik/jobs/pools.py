@@ -41,6 +41,7 @@ class Pool:
         idle_s: seconds after which an allocation ends in which nothing runs.
         count: the most allocations at a time.
         grace_s: seconds that a job has to end after TERM (`Site: TermGrace`).
+        takes_s: walltime of the longest jobs that run in it although their rule names no pool.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Pool:
     idle_s: int
     count: int
     grace_s: int
+    takes_s: int | None = None
 
     @property
     def directory(self) -> str:

@@ -23,6 +23,7 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from ..common.errors import MistakeCollector, UserError, did_you_mean, printable, shorten_list
 from ..common.state_directory import replace_file
+from ..config.environment import ENVIRONMENT_RESOURCE
 from ..jobs.paths import OURS
 from ..jobs.resources import foreign_resource, suggest_resource
 from ..mlproject.project import folder_mistake
@@ -35,7 +36,6 @@ from .onsite.full_job import LACK
 from .paths.job_paths import UNKNOWN, command_text, expand_params
 from .paths.storage import is_unstaged, jobs_use_storage, local_mistake, stored_mistake
 from .paths.workflow_code import is_source_file
-from .resources import ENVIRONMENT_RESOURCE
 from .site_job import SiteJob
 
 

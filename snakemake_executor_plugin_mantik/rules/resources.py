@@ -11,7 +11,7 @@ from snakemake.resources import Resources
 from snakemake_interface_common.exceptions import WorkflowError
 
 from ..common.errors import UserError, did_you_mean, find_alike
-from ..config.environment import unknown_environment
+from ..config.environment import ENVIRONMENT_RESOURCE, unknown_environment
 from ..config.model import BackendConfig
 from ..jobs.pools import POOL_RESOURCE
 from ..jobs.reasons import FAILURES, Reason, parse_reasons
@@ -21,8 +21,6 @@ from . import Job
 SITE_RESOURCE = "mantik_site"
 WAIT_RESOURCE = "mantik_wait"
 """Sets how long a job may wait to start at a site before it goes to the next one of its sites."""
-ENVIRONMENT_RESOURCE = "mantik_environment"
-"""Names one of the environments in the config of the rule's site. By default, `Environment`."""
 RETRY_RESOURCE = "mantik_retry_on"
 """Names the reasons of failure after which a job is retried. By default, all of them."""
 TRACK_RESOURCE = "mantik_track"

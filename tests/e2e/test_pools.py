@@ -120,6 +120,40 @@ def test_a_job_that_fails_fails_alone(firecrest: Project) -> None:
     assert [n for n in MADE if firecrest.exists(f"out/{n}.txt")] == ["0", "1", "3"]
 
 
+def test_a_pool_takes_short_jobs_that_fit(firecrest: Project) -> None:
+    text = """
+        rule all:
+            input: expand("{n}.txt", n=["short", "long", "own", "far", "out", "none"])
+        rule each:
+            output: "{n}.txt"
+            shell: "touch {output}"
+        use rule each as short with:
+            output: "short.txt"
+            resources: runtime=2
+        use rule each as long with:
+            output: "long.txt"
+            resources: runtime=3
+        use rule each as own with:
+            output: "own.txt"
+            resources: runtime=1, slurm_partition="batch"
+        use rule each as far with:
+            output: "far.txt"
+            threads: 3
+            resources: runtime=1
+        use rule each as out with:
+            output: "out.txt"
+            resources: runtime=1, mantik_pool=False
+        ruleorder: short > long > own > far > out > each
+    """
+    prepare(firecrest, text, POOL.replace("Idle", "Takes: 2m, Idle"))
+
+    firecrest.run().ok()
+
+    queues = {record.rule: record.queue for record in firecrest.tries}
+    others = dict.fromkeys(("long", "own", "far", "out", "each"), "batch")
+    assert queues == {"short": "pool small", **others}
+
+
 def test_what_no_pool_can_run_is_told_before_anything_is_sent(
     firecrest: Project, sandbox: Sandbox
 ) -> None:

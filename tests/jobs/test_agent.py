@@ -109,6 +109,15 @@ def test_memory_is_handed_out(pool: Allocations) -> None:
     assert pool.read("log").split() == ["begin", "end", "begin", "end"]
 
 
+def test_a_job_without_memory_has_the_share_of_its_cpus(pool: Allocations) -> None:
+    track = "echo begin >> log; sleep 0.3; echo end >> log"
+    pool.send(track)
+    pool.send(track, memory_mib_per_node=600)
+    resources = replace(POOL.resources, memory_mib_per_node=1000)
+    pool.run(replace(POOL, resources=resources))
+    assert pool.read("log").split() == ["begin", "end", "begin", "end"]
+
+
 def test_gpus_are_handed_out_singly(pool: Allocations) -> None:
     meet = "echo $CUDA_VISIBLE_DEVICES > {0}; until [ -e {1} ]; do sleep 0.05; done"
     pool.send(meet.format("a", "b"), meet.format("b", "a"), gpus_per_node=1)

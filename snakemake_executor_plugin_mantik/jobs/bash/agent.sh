@@ -149,6 +149,8 @@ _p_take() {
     parts=($file)
     cpus=${parts[2]} memory=${parts[3]} gpus=${parts[4]} seconds=${parts[5]}
     login=${parts[6]} bucket=${parts[7]} job=${parts[8]}
+    # A job that requests no memory has the share of its CPUs.
+    (( memory )) || (( memory = _p_all_memory * cpus / _p_all_cpus ))
     (( cpus <= _p_cpus && memory <= _p_memory && gpus <= _p_gpus )) || continue
     (( SECONDS + seconds + _p_grace_s <= _p_runtime_s )) || continue
     unset "_p_ready[n]"
@@ -208,6 +210,7 @@ _p_main() {
   (( _p_memory )) || while read -r name size _; do
     [ "$name" != MemTotal: ] || _p_memory=$(( size / 1024 ))
   done < /proc/meminfo
+  _p_all_memory=$_p_memory _p_all_cpus=$_p_cpus
   _p_find_cpus
   _p_find_gpus
   exec {_p_tick}<> <(:)

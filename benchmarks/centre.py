@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.endtoend import SNAKEFILE
+from benchmarks.endtoend import SNAKEFILE, snakemake
 from snakemake_executor_plugin_mantik.journal import TryRecord, read_history
 from tests.real.centre import USER, Centre
 from tests.real.centre.firecrest import LOG, SYSTEM, Firecrest, requests
@@ -37,6 +37,10 @@ JOBS = (1, 40, 500)
 AT_ONCE = 4
 """Requests at a time, as many as the executor makes."""
 WAIT_S = 1800.0
+POOL = """
+Pools:
+  small: {Queue: batch, CPUsPerNode: 4, Runtime: 30m, Idle: 5s, Takes: 5m}
+"""
 CONSOLE = Console()
 
 
@@ -156,9 +160,12 @@ def until_all_ended(site: Centre, jobs: int) -> Iterator[list[float]]:
 
 
 def executor(
-    server: Server, jobs: int, snakefile: str = SNAKEFILE, *options: str
+    server: Server, jobs: int, snakefile: str = SNAKEFILE, *options: str, config: str = ""
 ) -> dict[str, float]:
-    """Seconds that the executor takes for so many rules, in all and by phases."""
+    """Seconds that the executor takes for so many rules, in all and by phases.
+
+    `config` comes at the end of the site's backend config.
+    """
     place = server.place
     # Python keeps its bytecode, as on a user's machine.
     foreign = ("MANTIK_", "SNAKEMAKE_", "PYTHONDONTWRITEBYTECODE")
@@ -166,7 +173,7 @@ def executor(
     environment = {**kept, **place.environment, "SNAKEMAKE_MANTIK_TRACK": "none"}
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "Snakefile").write_text(snakefile)
-        Path(directory, "site.yaml").write_text(place.config)
+        Path(directory, "site.yaml").write_text(place.config + config)
         command = [sys.executable, "-m", "snakemake", "--quiet", "all", "--config"]
         command += [f"rules={jobs}", "--executor", "mantik", "--jobs", str(max(jobs, 1))]
         command += ["--mantik-backend-config", "site.yaml", *options]
@@ -218,6 +225,9 @@ def main() -> None:
             found = executor(server, jobs)
             plain = (plain + sbatch(site, jobs)) / 2
             alone = (alone + one_request_each(server, jobs)) / 2
+            pooled = executor(
+                server, jobs, SNAKEFILE, "--default-resources", "runtime=1", config=POOL
+            )
             table = Table("what", "", title=f"{jobs} trivial jobs")
             table.add_row("plain sbatch, seconds", f"{plain:.1f}")
             table.add_row("one request each, seconds", f"{alone:.1f}")
@@ -225,6 +235,10 @@ def main() -> None:
             table.add_row("times one request each", f"{found['all'] / alone:.2f}")
             for what, figure in found.items():
                 table.add_row(what, f"{figure:.2f}" if figure < 100 else f"{figure:.0f}")
+            table.add_row("in a pool, seconds", f"{pooled['all']:.1f}")
+            table.add_row("in a pool, requests per job", f"{pooled['requests per job']:.2f}")
+            local = snakemake(jobs, "--executor", "local", "--cores", str(os.cpu_count()))
+            table.add_row("Snakemake's local executor, seconds", f"{local:.1f}")
             CONSOLE.print(table)
 
 

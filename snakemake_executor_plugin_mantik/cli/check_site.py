@@ -24,7 +24,7 @@ from ..common.errors import (
     UserError,
 )
 from ..common.humanize import humanize_duration
-from ..config.environment import describe_software, image_upload
+from ..config.environment import describe_software, find_pools, image_upload
 from ..config.environment_keys import SLURM_KEYS, EnvironmentConfig
 from ..config.known_sites import find_known_site
 from ..config.model import BackendConfig
@@ -191,6 +191,10 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
         yield Finding("user", "ok", f"jobs run as {facts.user}")
     else:
         yield Finding("user", "note", "the server does not report which user jobs run as")
+    for name, pool in find_pools(loaded.config, None).items():
+        for misfit in find_misfits(pool.resources, facts):
+            text = f"Pools.{name}.{misfit.key}: {misfit.what}. {misfit.do}."
+            yield Finding("pool", "wrong" if misfit.certain else "warning", text)
     resources = choose_queue(resources, facts)
     # `_account` reports on the account.
     found = [misfit for misfit in find_misfits(resources, facts) if misfit.key != ACCOUNT]

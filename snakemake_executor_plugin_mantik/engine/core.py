@@ -330,7 +330,7 @@ class Engine:
                 f" run are not reattached ({_listed(left)}), but may"
                 " still run: see smk-mantik jobs."
             )
-        site.runs_jobs = True
+        site.notify = self._notify
         runner = SiteRunner(
             site, facts, planner, place, self.places, observer=self._observer,
             ahead=partial(self._room_ahead, name),

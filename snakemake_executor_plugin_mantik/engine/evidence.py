@@ -238,7 +238,7 @@ def judge(known: Evidence, now: float, settings: SiteSettings) -> Finding:
         usual = known.last_state.reason in _USUAL_ENDS
         known.due = known.ended_since + (grace if usual else min(grace, _ABNORMAL_GRACE_S))
         # A pool's job is no process of the scheduler's: it may outlive the one that has started it.
-        freed = known.last_state.reason is Reason.ALLOCATION_ENDED and known.claimed
+        freed = known.last_state.reason is Reason.ALLOCATION_ENDED
         if known.may_end is not None or freed:
             silence = max(_MISSED_BEATS * timing.script.heartbeat_s, _SILENT_S)
             known.due = max(known.due, known.may_end or now, now + silence - known.silent)

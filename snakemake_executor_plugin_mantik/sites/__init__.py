@@ -43,8 +43,6 @@ def make_site(
         from .unicore import UnicoreSite
 
         site = UnicoreSite(*shared, base=project)
-    if not config.pools:
-        return site
     from ..config.environment import find_pools
     from .pools import with_pools
 

@@ -229,12 +229,13 @@ class Site(Protocol):
         clock: the server's clock in its last answer, seconds since the epoch; None if the server
             does not report it.
         states_lag: whether `states` may lag minutes behind the scheduler; `explain` does not.
-        runs_jobs: whether jobs are run from here, so that pools get allocations: set by the engine.
+        notify: writes a line for the user. The engine of a run sets it; without it nobody runs jobs
+            from here, and no pool gets an allocation.
     """
 
     name: str
     states_lag: bool
-    runs_jobs: bool
+    notify: Callable[[str], None] | None
 
     @property
     def clock(self) -> float | None: ...

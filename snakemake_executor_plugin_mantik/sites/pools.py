@@ -75,7 +75,7 @@ class _Gathered:
 class _Pools:
     """A site, and the pools there. Whatever does not concern jobs is the site's own."""
 
-    runs_jobs = False
+    notify: Callable[[str], None] | None = None
 
     def __init__(self, site: Site, pools: Iterable[Pool]) -> None:
         self._site = site
@@ -157,10 +157,12 @@ class _Pools:
         return {job: found.get(job, lost) for job in ids}
 
     async def glance(self, ids: Sequence[str]) -> dict[str, JobState] | None:
-        if not self._own(ids):
-            return await self._site.glance(ids)
-        found = await self.states(ids)
-        return {job: state for job, state in found.items() if state.phase is not Phase.UNKNOWN}
+        others = [job for job in ids if parse_job_id(job) is None]
+        found = await self._site.glance(others) if others or not ids else {}
+        if found is not None and len(others) < len(ids):
+            own = await self.states([job for job in ids if parse_job_id(job) is not None])
+            found |= {job: state for job, state in own.items() if state.phase is not Phase.UNKNOWN}
+        return found
 
     async def scheduler_ids(self, ids: Sequence[str]) -> dict[str, str]:
         return await self._site.scheduler_ids([job for job in ids if parse_job_id(job) is None])
@@ -254,7 +256,7 @@ class _Pools:
             except SiteNotFound:
                 entries = {}
             look = _read(pool, entries, await self._follow(pool, entries))
-            if self.runs_jobs:
+            if self.notify is not None:
                 for _ in range(look.alive, min(pool.count, look.wanted)):
                     await self._start(pool)
             return look
@@ -276,6 +278,12 @@ class _Pools:
                 return
             raise
         self._refused.pop(pool.name, None)
+        if self.notify is not None:
+            queue = pool.resources.queue or "default"
+            self.notify(
+                f"Pool {pool.name} at {self._site.name}: an allocation was submitted, queue"
+                f" {queue}, as {self._ids[tag]}."
+            )
 
     async def _follow(self, pool: Pool, entries: Mapping[str, Entry]) -> dict[str, JobState]:
         """Return the states of a pool's allocations; remove the files of those that have ended.
@@ -297,7 +305,7 @@ class _Pools:
         for tag, entry in files.items():
             now = self._site.clock
             lost = tag not in self._ids and now is not None and now - entry.modified > _FOUND_S
-            if self.runs_jobs and (lost or tag in self._ended):
+            if self.notify is not None and (lost or tag in self._ended):
                 await self._site.remove(f"{pool.directory}/pool.{tag}")
                 with suppress(SiteError):
                     await self._site.forget([self._ids[tag]] if tag in self._ids else [])

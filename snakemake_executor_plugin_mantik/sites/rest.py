@@ -451,7 +451,7 @@ class RestSite(Generic[C, O]):
     """Characters that the API cannot carry in paths."""
     plain: ClassVar[str]
     """The others, as advice."""
-    runs_jobs = False
+    notify: Callable[[str], None] | None = None
 
     def __init__(
         self,

@@ -111,6 +111,15 @@ def test_what_is_asked_beyond_limits_that_are_not_told_is_said(
     assert unchecked.text.startswith("runtime, memory: not checked")
 
 
+def test_pools_are_held_against_the_queues(sandbox: Sandbox, tmp_path: Path) -> None:
+    config = tmp_path / "hpc1.yaml"
+    pool = "Pools:\n  big: {Queue: batch, CPUsPerNode: 2, Runtime: 9999d}\n"
+    config.write_text(backend_config(sandbox, "hpc1") + pool)
+    found = about("pool", findings(asked(config, environment_of(sandbox))))
+    assert found.verdict == "wrong"
+    assert found.text.startswith("Pools.big.Runtime: runtime: 9999 days requested")
+
+
 @pytest.mark.parametrize(
     ("site", "variable"), [("hpc1", "MANTIK_HPC1_PASSWORD"), ("hpc2", "MANTIK_HPC2_CLIENT_SECRET")]
 )

@@ -74,6 +74,7 @@ def test_an_allocation_that_is_cancelled_frees_its_jobs(
 
     assert words(firecrest, "ran") == sorted([*MADE, *begun])
     assert len(set(words(firecrest, "allocations"))) == 2
+    assert running.output.count("Pool small at hpc2: an allocation was submitted") == 2
     tells(smk_mantik(firecrest, "jobs").output, "pool small")
 
 

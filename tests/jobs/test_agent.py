@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from snakemake_executor_plugin_mantik.jobs.paths import TRIES
 from snakemake_executor_plugin_mantik.jobs.pools import (
+    MARK_BYTES,
     Pool,
     PooledJob,
     agent_script,
     pack_jobs,
     split_jobs,
+    unpack_marks,
 )
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from tests.support.sandbox import wait_for
@@ -146,6 +149,29 @@ def test_a_file_that_is_not_all_there_waits(pool: Allocations) -> None:
     path.write_bytes(whole)
     pool.run()
     assert pool.read("log") == "ran\nran\n"
+
+
+def test_markers_of_jobs_come_together(pool: Allocations) -> None:
+    folder = pool.workspace / TRIES / "7"
+    folder.mkdir(parents=True)
+    texts = [b"", b"first\n\nsecond", bytes(range(256)) * 20]
+    jobs = [pool.job("") for _ in [*texts, *range(3)]]
+    for job, text in zip(jobs, [*texts, b"x" * (MARK_BYTES + 1)], strict=False):
+        (folder / f"{job.tag}.0").write_bytes(text)
+    (folder / f"{jobs[4].tag}.3").write_bytes(b"failed")
+    scripts = [b"exit 0\n"] * 4 + [b"exit 3\n", b"exit 0\n"]
+    sent = [replace(j, script=s, bucket=7) for j, s in zip(jobs, scripts, strict=True)]
+    (pool.directory / "in.6.x").write_bytes(pack_jobs(sent))
+
+    pool.run()
+
+    found = dict[str, bytes]()
+    for path in pool.directory.glob("marks.*"):
+        found |= unpack_marks(path.read_bytes())
+    whole = {f"7/{job.tag}.0": text for job, text in zip(jobs, texts, strict=False)}
+    assert found == {**whole, f"7/{jobs[4].tag}.3": b"failed"}
+    # What succeeded, as its marker says, needs no other word.
+    assert pool.done() == {jobs[3].tag: "0", jobs[4].tag: "3", jobs[5].tag: "0"}
 
 
 def test_jobs_are_divided_among_files() -> None:

@@ -104,7 +104,7 @@ class SimulatedSite:
     """
 
     states_lag = False
-    runs_jobs = False
+    notify: Callable[[str], None] | None = None
     upload_bytes = 4 << 20
 
     def __init__(self, world: World, name: str = "sim", workspace: str = "/ws") -> None:

@@ -5,9 +5,10 @@
 #   in.<cpus>.<unique>                                  jobs that came together, until one unpacks them
 #   ready.<order>.<cpus>.<MiB>.<gpus>.<seconds>.<login>.<bucket>.<job>   the script of one that waits
 #   run.<allocation>.<job>                              one that an allocation has taken
-#   done.<how>.<job>                                    one that has ended: how is its exit code, `time`
-#                                                       (its walltime), `stop` (it was cancelled), or
-#                                                       `pool` (the allocation was ended)
+#   done.<how>.<job>                                    one that has ended, unless its marker says that it
+#                                                       succeeded: how is its exit code, `time` (its
+#                                                       walltime), `stop` (it was cancelled), or `pool`
+#                                                       (the allocation was ended)
 #   stop.<job>                                          a request to end a job
 #   marks.<allocation>.<number>                         markers of jobs, to be read at once
 #   pool.<allocation>                                   an allocation that was requested, or runs
@@ -94,15 +95,17 @@ _p_kill() {
   kill -s KILL "${found[@]}" 2> /dev/null
 }
 
-# Adds the marker of the job in slot $1 to those that are read at once. One that is not there is read
-# by itself: this only saves requests.
+# Adds the marker of the job in slot $1 to those that are read at once; fails if there is none. One that
+# is not among them is read by itself: this only saves requests.
 _p_add_mark() {
-  local file size
+  local file size found=1
   for file in "../../tries/${_p_buckets[$1]}/${_p_jobs[$1]}".[0-9]*; do
     size=$(stat -c %s -- "$file") && (( size <= _p_mark_bytes )) || continue
     { printf '%s %s\n' "${file#../../tries/}" "$size" && cat -- "$file"; } >> ".marks.$_p_alloc" ||
       rm -f -- ".marks.$_p_alloc"
+    found=0
   done
+  return "$found"
 }
 
 # Shows the markers that were added.
@@ -121,8 +124,11 @@ _p_reap() {
     fi
     wait "${_p_pids[n]}"
     code=$?
-    _p_add_mark "$n"
-    mv -T -- "run.$_p_alloc.${_p_jobs[n]}" "done.${_p_hows[n]:-$code}.${_p_jobs[n]}"
+    if _p_add_mark "$n" && [ "${_p_hows[n]}$code" = 0 ]; then
+      rm -f -- "run.$_p_alloc.${_p_jobs[n]}"
+    else
+      mv -T -- "run.$_p_alloc.${_p_jobs[n]}" "done.${_p_hows[n]:-$code}.${_p_jobs[n]}"
+    fi
     rm -rf -- "jobs/pool.$_p_name.${_p_jobs[n]}"
     (( _p_cpus += _p_taken_cpus[n], _p_memory += _p_taken_memory[n], _p_gpus += _p_taken_gpus[n] ))
     _p_cpu_ids+=(${_p_own_cpus[n]})
@@ -214,13 +220,14 @@ _p_main() {
   _p_find_cpus
   _p_find_gpus
   exec {_p_tick}<> <(:)
-  find . -maxdepth 1 '(' -name 'done.*' -o -name 'marks.*' ')' -mmin +1440 -delete
+  find . -maxdepth 1 -name 'done.*' -mtime +30 -delete
   _p_say "the pool $_p_name: $_p_cpus CPUs, $_p_memory MiB, $_p_gpus GPUs for $_p_runtime_s s"
   while :; do
     _p_reap
     if (( SECONDS != _p_scanned )); then  # a parallel file system is to have little of this
       _p_scanned=$SECONDS
       _p_show_marks
+      (( SECONDS % 60 )) || find . -maxdepth 1 -name 'marks.*' -mmin +10 -delete
       _p_read_stops
       [ -n "$_p_over" ] || _p_unpack
     fi

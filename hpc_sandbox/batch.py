@@ -95,6 +95,11 @@ class BatchScheduler(ABC):
     jobs: Mapping[int, BatchJob]
     partitions: tuple[Partition, ...]
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a job could start now, as far as it is known."""
+        return True
+
     def start(self) -> None:  # noqa: B027 - the local one need not
         """Start to follow the jobs, where that is needed."""
 

@@ -108,6 +108,10 @@ class LocalScheduler(BatchScheduler):
         self._listeners: list[Callable[[LocalJob], None]] = []
         directory.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def has_room(self) -> bool:
+        return self._free > 0
+
     def listen(self, listener: Callable[[LocalJob], None]) -> None:
         """Call `listener` whenever the state of a job changes."""
         self._listeners.append(listener)

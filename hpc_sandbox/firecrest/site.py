@@ -174,14 +174,17 @@ class FirecrestServer(Site):
         match kind:
             case "nodes":  # this machine alone, in all partitions, with the largest one's size
                 most = max(partitions, key=lambda partition: partition.cpus)
+                free = self.scheduler.has_room
                 found["nodes"] = [
                     {
                         "sockets": 2, "cores": 2, "threads": 2, "cpus": most.cpus,
                         "cpuLoad": 0.0, "freeMemory": most.memory_mib, "features": "(null)",
-                        "name": node, "address": node, "hostname": node, "state": ["IDLE"],
+                        "name": node, "address": node, "hostname": node,
+                        "state": ["IDLE" if free else "ALLOCATED"],
                         "partitions": [partition.name for partition in partitions],
-                        "weight": 1, "allocMemory": most.memory_mib, "allocCpus": 0,
-                        "idleCpus": most.cpus,
+                        "weight": 1, "allocMemory": most.memory_mib,
+                        "allocCpus": 0 if free else most.cpus,
+                        "idleCpus": most.cpus if free else 0,
                     }
                 ]  # fmt: skip
             case "partitions":  # the key `partition` holds the state

@@ -104,7 +104,7 @@ class CheckedWorkflow:
     @property
     def known(self) -> list[Unit]:
         """The units whose resources can be evaluated before the run, at each of their sites."""
-        return list(_everywhere(self.units.values()))
+        return list(everywhere(self.units.values()))
 
     def refuse(self, unit: Unit) -> None:
         """Check a job or group that is to be submitted: a checkpoint may have added it."""
@@ -158,10 +158,14 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
         logger.warning(warning)
     configs = _read_or_stand_in(found, options.backend_config, workdir)
     context = read_context(workflow, configs, workdir, wanted)
-    units = {job: Unit(job, context) for job in list_units(dag)}
+    planners = {
+        name: Planner(c.config, find_account(name, os.environ), workdir)
+        for name, c in configs.items()
+    }
+    units = {job: able_sites(Unit(job, context), planners) for job in list_units(dag)}
     here = [Unit(job, context) for job in dag.needrun_jobs() if job.is_local]
     obstacles = preflight.OBSTACLES.refuse([*units.values(), *here], found)
-    known = list(_everywhere(units.values()))
+    known = list(everywhere(units.values()))
     members = [member for unit in known for member in unit.members]
     limits = workflow.global_resources
     _check_without_sites(found, workflow, dag, members)
@@ -174,10 +178,6 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
         logger.warning(foreign)
     for warning in capped_options(workflow, (member.job for member in members)):
         logger.warning(warning)
-    planners = {
-        name: Planner(c.config, find_account(name, os.environ), workdir)
-        for name, c in configs.items()
-    }
     state = Path(workflow.persistence.path) / STATE_DIRECTORY
     environments = {name: planner.environment() for name, planner in planners.items()}
     missing_snakemake = MissingSnakemake(state, environments)
@@ -209,7 +209,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     )
 
 
-def _everywhere(units: Iterable[Unit]) -> Iterator[Unit]:
+def everywhere(units: Iterable[Unit]) -> Iterator[Unit]:
     """Yield the units whose resources can be evaluated now, at each of their sites."""
     for unit in units:
         if unit.is_known:
@@ -399,20 +399,15 @@ def check_jobs(
             for member in unit.members:
                 resources.job_retry_reasons(member.job)
                 tracking_request(member.job)
-            asked, going_on = unit.asked, unit.continuation
-            unit.patience_s  # noqa: B018 - reading checks it
+            asked = unit.asked
+            unit.continuation  # noqa: B018 - reading checks it
+            unit.patience_s  # noqa: B018
             resources.refuse_misspelt(asked.later)
-            if (site := asked.site) is None:
+            if asked.site is None:
                 continue
-            used[site] = None
-            where = f"{where} at {site}" if len(planners) > 1 else where
-            requested = planners[site].resources(asked.resources, asked.threads)
-            environment = unit.environment
-            planners[site].pool_suits(requested, environment, going_on)
-            if going_on is not None:
-                going_on.check_walltime(requested.runtime_s)
-            if engine is not None:
-                engine.facts_fit(site, asked.resources, asked.threads, environment)
+            used[asked.site] = None
+            where = f"{where} at {asked.site}" if len(planners) > 1 else where
+            _check_at_site(unit, planners, engine)
         except UserError as error:
             what = str(error).removeprefix(f"{where}: ")
             mistakes[f"{where}: {what}"] = None
@@ -422,6 +417,36 @@ def check_jobs(
         )
         raise UserError(message.removesuffix("."))
     return list(used)
+
+
+def _check_at_site(unit: Unit, planners: Mapping[str, Planner], engine: Engine | None) -> None:
+    """Check that the site of a job allows what it requests.
+
+    Raises:
+        UserError: it does not.
+    """
+    asked, going_on = unit.asked, unit.continuation
+    if asked.site is None:
+        return
+    requested = planners[asked.site].resources(asked.resources, asked.threads)
+    environment = unit.environment
+    planners[asked.site].pool_suits(requested, environment, going_on)
+    if going_on is not None:
+        going_on.check_walltime(requested.runtime_s)
+    if engine is not None:
+        engine.facts_fit(asked.site, asked.resources, asked.threads, environment)
+
+
+def able_sites(unit: Unit, planners: Mapping[str, Planner], engine: Engine | None = None) -> Unit:
+    """Return a job that may run anywhere without the sites that cannot run it, unless none can."""
+    able = []
+    if planners and unit.is_known and unit.anywhere:
+        with suppress(UserError):  # reported when all jobs are checked
+            for at in (unit, *unit.elsewhere()):
+                with suppress(UserError):
+                    _check_at_site(at, planners, engine)
+                    able.append(at.site)
+    return unit.at(tuple(able)) if able else unit
 
 
 def find_products(dag: Any) -> frozenset[str]:

@@ -320,6 +320,7 @@ class SiteExecutor(RemoteExecutor):
             job_log.veto_retry(self.logger, job, outcome)
         if self._run is not None:
             self._run.ahead.failed(job)
+            self._run.left.pop(job.jobid, None)
         self._commit(job, failed=True)
 
     def _commit(self, job: Job, *, failed: bool = False) -> None:

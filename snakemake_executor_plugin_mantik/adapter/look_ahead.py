@@ -227,6 +227,8 @@ def _reasons(checked: CheckedWorkflow, at: SiteJob) -> Iterator[str]:
             yield f"uses the resource {name}, which --resources limits"
     if job.has_unfinished_queue_input():
         yield "reads files from a queue"
+    if at.anywhere and len(at.sites) > 1:
+        yield "may run at any site, which is chosen when its inputs exist"
     if not preflight.is_determined(at):
         yield "has values that depend on files which do not exist yet"
     if _is_pooled(checked, at):
@@ -251,7 +253,10 @@ def _reasons_of_makers(
             yield f"needs an output of {name}, which runs in a pool"
         if checked.workflow.dag.get_job_group(maker) is not None:
             yield f"needs an output of {name}, which is in a group"
-        if SiteJob(maker, at.context).site != at.site:
+        there = SiteJob(maker, at.context)
+        if there.anywhere and len(there.sites) > 1:
+            yield f"needs an output of {name}, which may run at any site"
+        elif there.site != at.site:
             yield f"needs an output of {name}, which runs at another site"
         if any(is_flagged(file, "touch") for file in maker.output if file in files):
             yield f"needs a touch() output of {name}, which Snakemake makes here"

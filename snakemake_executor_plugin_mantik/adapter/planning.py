@@ -225,6 +225,8 @@ class _Look:
         result = replace(
             result,
             elsewhere=unit.sites[1:],
+            anywhere=unit.anywhere,
+            stays=unit.anywhere and any(member.storable for member in unit.members),
             resources=requested,
             cores=planner.cores(requested),
             segments=going_on.most if going_on is not None else 1,

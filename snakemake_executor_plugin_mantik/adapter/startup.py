@@ -47,7 +47,15 @@ from ..storage.catalog import catalog_of
 from ..storage.paths import uses_provider
 from ..tracking.run import direct_remark, sent_variables
 from ..tracking.tracker import Tracker
-from .checks import CheckedWorkflow, check_jobs, check_workflow, find_products, look_up_datasets
+from .checks import (
+    CheckedWorkflow,
+    able_sites,
+    check_jobs,
+    check_workflow,
+    everywhere,
+    find_products,
+    look_up_datasets,
+)
 from .job_log import JobLog
 from .look_ahead import LookAhead
 from .workflow_metadata import describe_pipeline, describe_run, describe_workflow
@@ -67,7 +75,7 @@ class ActiveRun:
         notify: writes a line to the user's log.
         requested: numbers of the jobs that were requested from the engine.
         ahead: finds jobs to submit before Snakemake requests them.
-        turns: by number of a request, the number of the one of its sites that it is for.
+        left: by number of a request, the sites that it is still for, the next one first.
         measured: by number of a request, its jobs whose benchmark file is written on this machine,
             and the paths of their measurements.
     """
@@ -81,7 +89,7 @@ class ActiveRun:
     ahead: LookAhead
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
-    turns: dict[JobNumber, int] = field(default_factory=dict)
+    left: dict[JobNumber, tuple[str, ...]] = field(default_factory=dict)
     _reported: set[tuple[str, str]] = field(default_factory=set)
     _full: dict[JobNumber, str] = field(default_factory=dict)
     _jobs: int = -1
@@ -115,18 +123,35 @@ class ActiveRun:
 
     def _unit(self, job: Any) -> Unit:
         """Return a job at the one of its sites whose turn it is: where an earlier run left it."""
-        first = Unit(job, self.checked.context)
-        if len(first.sites) == 1:
-            return first
-        if job.jobid not in self.turns:
-            site = self.engine.site_of([*map(job_identity, list_members(job))])
-            self.turns[job.jobid] = first.sites.index(site) if site in first.sites else 0
-        return Unit(job, self.checked.context, self.turns[job.jobid])
+        unit = Unit(job, self.checked.context)
+        if len(unit.sites) == 1:
+            return unit
+        if job.jobid not in self.left:
+            self.left[job.jobid] = self._choose(unit)
+        return unit.at(self.left[job.jobid])
+
+    def _choose(self, unit: Unit) -> tuple[str, ...]:
+        """Return the sites for a job in order, first the one where an earlier run left it.
+
+        The journal has that from before the job's first request to the site.
+        """
+        before = self.engine.site_of([*map(job_identity, list_members(unit.job))])
+        if not unit.anywhere:
+            return unit.sites[unit.sites.index(before) if before in unit.sites else 0 :]
+        names = able_sites(unit, self.checked.planners, self.engine).sites
+        if before in unit.sites:
+            return (before, *(name for name in names if name != before))
+        there = self.engine.sites_of({path for at in unit.members for path in at.storable})
+        names = tuple(name for name in names if name in there)[:1] or names
+        asked = {name: unit.at((name,)).asked for name in names}
+        return tuple(
+            self.engine.order_sites({n: (a.resources, a.threads) for n, a in asked.items()})
+        )
 
     def withdrawn(self, job: Any) -> None:
         """Let the next request for a job be one for the next of its sites."""
         before = self._unit(job)
-        self.turns[job.jobid] += 1
+        self.left[job.jobid] = self.left[job.jobid][1:]
         self.notify(
             f"{unit_name(job)}: withdrawn from {before.site}, where it had not started after"
             f" {humanize_duration(before.patience_s or 0)}; it goes to {self._unit(job).site}."
@@ -248,7 +273,11 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
         meter=meter,
     )
     try:
-        engine.open(used, partial(collect_sources, checked, find_products(dag), logger))
+        fixed = {unit.asked.site for unit in units if not unit.anywhere}
+        engine.open(
+            used, partial(collect_sources, checked, find_products(dag), logger), {*used} - fixed
+        )
+        units = [*everywhere(able_sites(u, planners, engine) for u in checked.units.values())]
         check_jobs(units, planners, engine)
         if uses_provider(workflow):
             _refuse_to_forget(engine)

@@ -167,8 +167,13 @@ def _cells(jobs: Sequence[Forecast]) -> list[str]:
         name, number = job.rule, str(len(jobs))
         most = any(each.inputs != job.inputs for each in jobs)
         uploads = f"{'up to ' * most}{uploads} each" if uploads else ""
-    site = " or ".join([job.site or "?", *job.elsewhere])
-    return [name, number, site, *asked, runs, uploads]
+    return [name, number, _where(job), *asked, runs, uploads]
+
+
+def _where(job: Forecast) -> str:
+    """Return the site of a job, or those that it may go to."""
+    names = [job.site or "?", *job.elsewhere]
+    return f"any: {', '.join(names)}" if job.anywhere and len(names) > 1 else " or ".join(names)
 
 
 def _note(job: Forecast) -> str:
@@ -177,12 +182,14 @@ def _note(job: Forecast) -> str:
         return "cannot be submitted, see below"
     if job.sent:
         return "was submitted already: reattached if unchanged"
+    if job.stays and job.elsewhere:
+        return "runs at the site where its inputs stay"
     unknown = [*job.later, *(["its command"] if job.command is None else [])]
     return f"{', '.join(unknown)}: {_LATER}" if unknown else ""
 
 
 def _details(job: Forecast) -> Iterator[str]:
-    yield f"{job.job} at {job.site or 'a site that is not known yet'}"
+    yield f"{job.job} at {_where(job) if job.site else 'a site that is not known yet'}"
     if job.resources is not None:
         given = {k: v for k, v in asdict(job.resources).items() if v is not None}
         yield f"  requests:    {', '.join(f'{k} {v}' for k, v in given.items()) or 'nothing'}"

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..common.errors import JournalError, MantikError, UserError, printable
+from ..common.errors import JournalError, MantikError, SiteUnreachable, UserError, printable
 from ..common.humanize import humanize_count
 from ..jobs.paths import workspace_root
 from ..jobs.reasons import Reason
@@ -25,9 +25,10 @@ from ..sites.base import Site
 from ..staging.sources import Sources
 from .adopt import ended_since_message
 from .cancel import CANCEL_WAIT_S
+from .expect import Load, Outlook
 from .observer import Observer
 from .place import Places
-from .plan import Planner
+from .plan import Planner, choose_queue
 from .request import JobNumber, JobRequest, Outcome
 from .site_runner import JOB_STATES, SiteRunner
 from .transfer_meter import TransferMeter, publish_transfers
@@ -99,6 +100,7 @@ class Engine:
         self._runners: dict[str, SiteRunner] = {}
         self._opening: dict[str, asyncio.Task[SiteRunner]] = {}
         self._watching: list[asyncio.Task[None]] = []
+        self._outlook = Outlook(self._load)
         self._jobs: dict[JobNumber, asyncio.Task[None]] = {}
         self._requests: dict[JobNumber, JobRequest] = {}
         self._requested: set[str] = set()
@@ -131,26 +133,35 @@ class Engine:
         """Return the result of a coroutine, which runs in the engine's thread."""
         return self._call(coroutine).result()
 
-    def open(self, names: Sequence[str], sources: Callable[[str], Sources]) -> None:
+    def open(
+        self,
+        names: Sequence[str],
+        sources: Callable[[str], Sources],
+        spare: Collection[str] = (),
+    ) -> None:
         """Open the sites that jobs will run at, as far as is known.
 
-        `sources` returns the sources to upload to one.
+        `sources` returns the sources to upload to one. Those that are `spare` may be away: all
+        their jobs can run elsewhere.
 
         Raises:
             MantikError: a site cannot be used; nothing has been submitted.
         """
         self._source_choice = sources
-        self.run(self._open_all(names))
+        self.run(self._open_all(names, spare))
 
     def facts_fit(
         self, site: str, resources: Mapping[str, object], threads: int, environment: str = ""
     ) -> None:
         """Check that an opened site allows the resources and the environment of a job.
 
+        Of one that is away nothing is known.
+
         Raises:
             UserError: it does not.
         """
-        runner = self._runners[site]
+        if (runner := self._runners.get(site)) is None:
+            return
         asked = runner.planner.resources(resources, threads)
         for warning in runner.planner.fits(asked, runner.facts):
             if (site, warning) not in self._warned:
@@ -181,6 +192,39 @@ class Engine:
             return next((r.site for r in reversed(self._journal.open_tries(*jobs))), "")
 
         return self.run(find())
+
+    def sites_of(self, paths: Collection[str]) -> set[str]:
+        """Return the names of the sites at which stored outputs are that are not here."""
+
+        async def find() -> set[str]:
+            stored = filter(None, map(self._journal.files.stored, paths))
+            places = {output.place for output in stored if not output.here}
+            return {name for name, site in self._journal.sites().items() if site.place in places}
+
+        return self.run(find())
+
+    def order_sites(self, asked: Mapping[str, tuple[Mapping[str, object], int]]) -> list[str]:
+        """Return the sites for a job in the order in which they are expected to start it.
+
+        `asked` are its resources and threads, by site. It counts as submitted to the first one.
+
+        Raises:
+            UserError: a resource of the rule is wrong.
+        """
+
+        async def order() -> list[str]:
+            wanted, full = {}, set()
+            for name, given in asked.items():
+                planner, runner = self._sites[name][1], self._runners.get(name)
+                resources = planner.resources(*given)
+                if runner is not None:
+                    resources = choose_queue(resources, runner.facts)
+                if runner is not None and runner.is_full:
+                    full.add(name)
+                wanted[name] = resources, planner.cores(resources)
+            return await self._outlook.order(wanted, full)
+
+        return self.run(order())
 
     def drain_ahead(self) -> list[TryRecord]:
         """Submit what can be submitted ahead now; return all jobs that are not requested yet.
@@ -266,17 +310,25 @@ class Engine:
 
     # In the engine's thread
 
-    async def _open_all(self, names: Sequence[str]) -> None:
+    async def _open_all(self, names: Sequence[str], spare: Collection[str]) -> None:
         publishing = publish_transfers(self._meter, self._state)
         self._watching.append(asyncio.create_task(publishing))
         results = await asyncio.gather(
             *(self._site(name) for name in names), return_exceptions=True
         )
-        errors = [result for result in results if isinstance(result, BaseException)]
+        errors = []
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, SiteUnreachable) and name in spare and self._runners:
+                self._notify(f"{result} Jobs that may run at any site go to others meanwhile.")
+            elif isinstance(result, BaseException):
+                errors.append(result)
         if len(errors) > 1 and all(isinstance(error, MantikError) for error in errors):
             raise MantikError("; ".join(str(error) for error in errors))
         if errors:
             raise errors[0]
+
+    async def _load(self, name: str) -> Load:
+        return await (await self._site(name)).load(name)
 
     async def _site(self, name: str) -> SiteRunner:
         if name not in self._sites:
@@ -504,6 +556,7 @@ class Engine:
 
     async def _close(self, tidy: bool) -> None:
         self._ending = True
+        self._outlook.close()
         for task in [*self._jobs.values(), *self._watching]:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)

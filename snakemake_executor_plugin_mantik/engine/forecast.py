@@ -214,6 +214,8 @@ class Forecast:
         rule: its rule; for a group the rules.
         site: name of its site; None if that depends on files that are still to be made.
         elsewhere: the sites that it goes to if it does not start there in time, in order.
+        anywhere: whether it goes to whichever of these is expected to start it first.
+        stays: whether it goes to that one of them where its inputs stay, if they do.
         resources: the requested resources; None while unknown.
         cores: number of cores that it occupies; None if unknown.
         segments: how many times it may use its walltime (`mantik_continue`).
@@ -230,6 +232,8 @@ class Forecast:
     rule: str
     site: str | None
     elsewhere: tuple[str, ...] = ()
+    anywhere: bool = False
+    stays: bool = False
     resources: Resources | None = None
     cores: int | None = None
     segments: int = 1

@@ -11,7 +11,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
-from ..common.errors import MantikError, PlaceTaken, SiteError, UserError
+from ..common.errors import MantikError, PlaceTaken, SiteError, SiteUnreachable, UserError
 from ..config.settings import SiteSettings, Timing
 from ..jobs.paths import BUNDLES, KEPT, TRIES, WORK, bundle_done_path, bundle_path
 from ..journal import sent_try_ids
@@ -158,7 +158,7 @@ class Places:
             MantikError: the site cannot be opened, or does not answer.
         """
         config = planner.config
-        async with answering(name, do):
+        async with answering(name, do, SiteUnreachable):
             if id(site) not in self._facts:
                 self._facts[id(site)] = opening = asyncio.create_task(site.open())
                 # Retrieve the exception even if no job awaits the task any more.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..common.errors import JournalError, MantikError, SiteRejected, UserError
-from ..jobs.paths import display_path
+from ..jobs.paths import TRIES, display_path
 from ..jobs.reasons import Reason
 from ..jobs.segments import GO_ON_CODE
 from ..journal import FileRecord, TryRecord, TryState
@@ -22,6 +22,7 @@ from .cancel import Canceller
 from .dispatch import Dispatcher
 from .ending import Ending
 from .evidence import Evidence, Finding
+from .expect import Load
 from .fetch import Fetcher
 from .live_copies import LiveCopies
 from .machine import Do, End, Verdict, decide
@@ -106,6 +107,21 @@ class SiteRunner:
             "queued": waiting + self.behind.number + self._requested - self._running,
             "staging": max(0, self._running - running - waiting),
         }
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further jobs wait here because of the site's MaxJobs."""
+        return self._requested >= self.planner.config.site.max_jobs
+
+    async def load(self, name: str) -> Load:
+        """Return how busy the site is, which jobs know by `name`.
+
+        Raises:
+            MantikError: it does not answer.
+        """
+        if (nodes := await self.site.free_nodes()) is None:
+            await self.site.stat(TRIES)  # to see that it answers
+        return Load(nodes, self._journal.waits(name))
 
     async def run(self, request: JobRequest) -> Outcome:
         """Run a job; return when its end is known and, after a success, its outputs are local.

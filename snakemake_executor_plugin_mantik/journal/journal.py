@@ -38,6 +38,10 @@ from .uses import SegmentLedger, UseLedger, end_uses
 BUCKET_SIZE = 500
 """Tries per bucket: small enough for one listing, large enough that few buckets are open."""
 
+_WAITS_S = 7 * 86400.0
+_MOST_WAITS = 50
+"""Age and number of the jobs whose waits tell how long others will wait."""
+
 _OPEN_AHEAD = "INDEXED BY tries_after WHERE after <> '' AND state NOT IN ('done', 'abandoned')"
 """The open tries that were submitted ahead; without the index, SQLite would read all tries."""
 
@@ -683,6 +687,26 @@ class Journal(Database):
         for record in ended:
             found.pop(record.what_used.failed_node, None)
             found[record.what_used.failed_node] = record
+        return found
+
+    def waits(self, site: str) -> list[tuple[float, int | None]]:
+        """Return how long the last jobs at a site waited at least in its queue, and their cores.
+
+        Those count that were submitted within the last days and waited for nothing else.
+        """
+        now, found = time.time(), []
+        where = (
+            "WHERE id IN (SELECT id FROM tries WHERE site = ? AND submitted > ? AND after = ''"
+            " AND follows = '' ORDER BY submitted DESC LIMIT ?)"
+        )
+        for record in self._tries(where, (site, now - _WAITS_S, _MOST_WAITS)):
+            until, waited = record.started, record.waited
+            if until is None:  # it has not started, or was withdrawn
+                until = record.finished or now
+            if waited is None and until and record.submitted is not None:
+                waited = until - record.submitted
+            if waited is not None:
+                found.append((max(0.0, waited), record.what_asked.cores))
         return found
 
     def all_open_tries(self) -> list[TryRecord]:

@@ -19,6 +19,8 @@ from ..jobs.segments import CHECKPOINT_PATHS, CONTINUE, CONTINUE_ON, WARN
 from . import Job
 
 SITE_RESOURCE = "mantik_site"
+ANY_SITE = "any"
+"""In place of a site: whichever is expected to start a job first (`engine.expect`)."""
 WAIT_RESOURCE = "mantik_wait"
 """Sets how long a job may wait to start at a site before it goes to the next one of its sites."""
 RETRY_RESOURCE = "mantik_retry_on"
@@ -67,11 +69,19 @@ def are_resources_known(job: Job) -> bool:
 
     Raises:
         WorkflowError: evaluation fails although all inputs exist.
+        UserError: an option has a name of Python for a resource, as `any` is one.
     """
     try:
         job.resources  # noqa: B018 - reading evaluates and caches it
     except AttributeError:
         return False
+    except ValueError as error:
+        raise UserError(
+            f"a resource has no value: {error}",
+            where=f"rule {job.rule.name}",
+            do=f"In options and profiles, names such as {ANY_SITE} and max are functions of Python:"
+            f""" put it in quotes twice, as in {SITE_RESOURCE}="'{ANY_SITE}'\"""",
+        ) from None
     except WorkflowError:
         if all(map(os.path.lexists, job.input)):
             raise
@@ -113,7 +123,8 @@ def _expression(resource: Any) -> object:
 def choose_sites(resources: dict[str, object], sites: Mapping[str, object]) -> tuple[str, ...]:
     """Remove the sites from a rule's resources and return their names, by default the first site.
 
-    Several, separated by commas, are tried in their order (`WAIT_RESOURCE`).
+    Several, separated by commas, are tried in their order (`WAIT_RESOURCE`). `ANY_SITE` stands for
+    all of them.
 
     Raises:
         UserError: a site is unknown, a resource looks like a misspelt `mantik_…` resource, or there
@@ -121,6 +132,8 @@ def choose_sites(resources: dict[str, object], sites: Mapping[str, object]) -> t
     """
     refuse_misspelt(resources)
     wanted = resources.pop(SITE_RESOURCE, None)
+    if wanted == ANY_SITE:
+        return tuple(sites)
     names = [name.strip() for name in str(wanted).split(",")] if wanted is not None else []
     for name in names:
         if name not in sites:

@@ -33,6 +33,7 @@ from .context import Method, RuleContext
 from .paths.job_paths import JobPaths
 from .paths.storage import WORDS, jobs_use_storage
 from .resources import (
+    ANY_SITE,
     SITE_RESOURCE,
     WAIT_RESOURCE,
     choose_environment,
@@ -166,12 +167,12 @@ class SiteJob:
     Snakemake if it cannot be evaluated.
     """
 
-    def __init__(self, job: Job, context: RuleContext, turn: int = 0) -> None:
-        """Prepare; `turn` is the number of the one of its sites that it is to run at."""
+    def __init__(self, job: Job, context: RuleContext, left: tuple[str, ...] = ()) -> None:
+        """Prepare; `left` are the sites that it may still go to, in order; empty for all its."""
         self.job = job
         self.rule: Any = job.rule
         self.context = context
-        self._turn = turn
+        self._left = left
 
     @cached_property
     def given(self) -> dict[str, object]:
@@ -200,18 +201,35 @@ class SiteJob:
     def sites(self) -> tuple[str, ...]:
         """The names of the sites that it may run at, in order; the first one if none is known yet.
 
-        A job whose inputs may stay at a site runs at the first one.
+        A job whose inputs may stay at a site runs at the first one; one that may run anywhere runs
+        where they are, which for outputs of other jobs is known when they exist.
         """
         names, _ = self._placed
-        stays = len(names) > 1 and any(
-            find_dataset(path) or storable_path(path) is not None for path in self.job.input
-        )
-        return names[:1] if stays else names
+        if len(names) > 1 and not self.anywhere and (self._datasets or self.storable):
+            names = names[:1]
+        elif self.anywhere:
+            names = tuple(name for name in names if name in self._datasets)[:1] or names
+        return tuple(name for name in self._left if name in names) or names
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether it leaves the choice of its site to the executor."""
+        return self.given.get(SITE_RESOURCE) == ANY_SITE
+
+    @property
+    def _datasets(self) -> set[str]:
+        """The names of the sites whose datasets it reads."""
+        return {found.site for path in self.job.input if (found := find_dataset(path))}
+
+    @property
+    def storable(self) -> list[str]:
+        """The paths of those of its inputs that may be stored outputs."""
+        return [path for given in self.job.input if (path := storable_path(given)) is not None]
 
     @property
     def site(self) -> str:
         """The name of the site that it is to run at."""
-        return self.sites[min(self._turn, len(self.sites) - 1)]
+        return self.sites[0]
 
     @property
     def patience_s(self) -> int | None:
@@ -220,9 +238,8 @@ class SiteJob:
         Raises:
             UserError: the value is no time.
         """
-        last = self._turn >= len(self.sites) - 1
         wait = self.known.get(WAIT_RESOURCE)
-        return None if last or wait is None else parse_time(WAIT_RESOURCE, wait)
+        return None if len(self.sites) == 1 or wait is None else parse_time(WAIT_RESOURCE, wait)
 
     @property
     def has_site(self) -> bool:

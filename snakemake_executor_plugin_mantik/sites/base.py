@@ -89,6 +89,14 @@ class SiteDetails:
 
 
 @dataclass(frozen=True)
+class FreeNode:
+    """A node on which jobs can start: the queues that it belongs to, and its free CPUs."""
+
+    queues: frozenset[str]
+    cpus: int
+
+
+@dataclass(frozen=True)
 class Submission:
     """A job that is ready to be submitted.
 
@@ -253,6 +261,10 @@ class Site(Protocol):
 
     async def describe(self) -> SiteDetails:
         """Query what a run does not need: space, accounts, the server's condition."""
+        ...
+
+    async def free_nodes(self) -> Sequence[FreeNode] | None:
+        """Return the nodes on which jobs can start now; None if the site does not tell."""
         ...
 
     async def close(self) -> None:

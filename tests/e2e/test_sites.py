@@ -13,7 +13,7 @@ from hpc_sandbox.firecrest.site import FirecrestServer
 from hpc_sandbox.server import Sandbox
 from tests.real.centre import Centre
 from tests.support.places import REAL, MakeProject
-from tests.support.workflows import Place, Project, tells, until
+from tests.support.workflows import Place, Project, Running, tells, until
 
 UPLOADS = {"hpc1": "PUT storages/*/files", "hpc2": "POST filesystem/ops/upload"}
 """The requests that bring a file to a site; UNICORE's sets permissions, too."""
@@ -365,6 +365,100 @@ def test_a_job_that_slurm_does_not_start_goes_to_the_next_site(
     assert (waited.site, ran.site) == (place.name, "hpc1")
     until(lambda: not centre.queued(waited.site_jobs), "Slurm to forget it")
     assert not (project.workspace / "moved.txt").exists()
+
+
+ANYWHERE = """
+    localrules: ready
+
+    rule all:
+        input: "1.held", "2.held", "chosen.txt"
+
+    rule ready:
+        output: "ready.txt"
+        shell: "until [ -e busy ]; do sleep 0.1; done; touch {output}"
+
+    rule hold:
+        output: "{n}.held"
+        resources: mantik_site="hpc2"
+        shell: "echo {wildcards.n} >> holding; until [ -e go ]; do sleep 0.1; done; touch {output}"
+
+    rule chosen:
+        input: "ready.txt"
+        output: "chosen.txt"
+        resources: mantik_site="any"
+        shell: "echo ran >> {output}"
+
+    rule free:
+        output: "free.txt"
+        resources: mantik_site="any"
+        shell: "touch {output}"
+
+    rule narrow:
+        output: "narrow.txt"
+        resources: mantik_site="any", mantik_environment="special"
+        shell: "echo $MARK > {output}"
+"""
+KILLED_OPTIONS = ("--nolock", "--rerun-incomplete", "--retries", "0")
+
+
+def fill(two: Project, place: Place) -> Running:
+    """Start `ANYWHERE` and let it occupy both slots of `hpc2`; then it goes on."""
+    running = two.start(*KILLED_OPTIONS)
+    holding = two.workspace_at(place) / "holding"
+    until(lambda: holding.exists() and len(holding.read_text().split()) == 2, "both slots")
+    two.write("busy", "")
+    return running
+
+
+def test_a_job_for_any_site_goes_where_it_is_expected_to_start_first(
+    two: Project, firecrest_place: Place
+) -> None:
+    """Where nodes are free if a site says so; not to the one that is full."""
+    two.write("Snakefile", ANYWHERE)
+    two.run("free.txt").ok()
+    assert where(two)["free"] == "hpc2"
+    running = fill(two, firecrest_place)
+    until(lambda: two.exists("chosen.txt"), "the job at the other site")
+    (two.workspace_at(firecrest_place) / "go").touch()
+    running.end().ok()
+    assert where(two)["chosen"] == "hpc1"
+
+
+def test_a_job_for_any_site_is_found_at_the_one_that_was_chosen(
+    two: Project, healing: Sandbox, firecrest_place: Place
+) -> None:
+    """After kill -9 before it could be submitted, although the other site is the better one now."""
+    two.write("Snakefile", ANYWHERE)
+    refused = Fault("drop_before", method="POST", path=r"^/hpc1/.*/jobs$", count=None)
+    healing.faults.add(refused)
+    running = fill(two, firecrest_place)
+    until(lambda: refused.happened > 0, "the submission")
+    running.kill()
+    assert where(two)["chosen"] == "hpc1"
+    (two.workspace_at(firecrest_place) / "go").touch()
+    two.run(*KILLED_OPTIONS, "--until", "hold").ok()  # hpc2 is free again
+    healing.faults.clear()
+    two.run(*KILLED_OPTIONS).ok()
+    assert two.read("chosen.txt") == "ran\n"
+    assert {r.site for r in two.tries if r.rule == "chosen"} == {"hpc1"}
+
+
+def test_a_job_for_any_site_does_not_go_to_one_that_is_away(two: Project, healing: Sandbox) -> None:
+    two.write("Snakefile", ANYWHERE)
+    healing.faults.add(Fault("drop_before", path="^/hpc2/", count=None))
+    said = two.run("free.txt").ok().output
+    tells(said, "hpc2", "Jobs that may run at any site go to others meanwhile.")
+    assert where(two)["free"] == "hpc1"
+
+
+def test_a_site_that_cannot_run_a_job_for_any_is_left_out(two: Project) -> None:
+    two.write("Snakefile", ANYWHERE)
+    none = two.run("narrow.txt").failed()
+    tells(none, "nothing submitted", "rule narrow at hpc1: ", "rule narrow at hpc2: ", "'special'")
+    special = "Environments: {special: {Variables: {MARK: here}}}\n"
+    two.config.write_text(two.place.config + special)
+    two.run("narrow.txt").ok()
+    assert (where(two)["narrow"], two.read("narrow.txt")) == ("hpc1", "here\n")
 
 
 NAMES = """

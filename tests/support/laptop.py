@@ -59,7 +59,7 @@ class InPlace(Engine):
     async def opened(self, sources: Sources, *names: str) -> None:
         """See `Engine.open`."""
         self._source_choice = lambda _: sources
-        await self._open_all(names)
+        await self._open_all(names, ())
 
     async def job(self, request: JobRequest) -> Outcome:
         """The outcome of a job."""

@@ -184,6 +184,9 @@ class SimulatedSite:
             ),
         )
 
+    async def free_nodes(self) -> None:
+        pass
+
     async def describe(self) -> SiteDetails:
         return SiteDetails()
 

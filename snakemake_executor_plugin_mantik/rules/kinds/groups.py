@@ -71,12 +71,12 @@ class Unit:
         members: its jobs, in the same order in every run.
     """
 
-    def __init__(self, job: Job, context: RuleContext, turn: int = 0) -> None:
-        """Prepare; `turn` is the number of the one of its sites that it is to run at."""
+    def __init__(self, job: Job, context: RuleContext, left: tuple[str, ...] = ()) -> None:
+        """Prepare; `left` are the sites that it may still go to, in order; empty for all its."""
         self.job = job
         self.context = context
         self.title = member_title(job)
-        self.members = [SiteJob(member, context, turn) for member in list_members(job)]
+        self.members = [SiteJob(member, context, left) for member in list_members(job)]
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -91,7 +91,16 @@ class Unit:
     def elsewhere(self) -> Iterator["Unit"]:
         """Yield it as it would run at each of its other sites."""
         for turn in range(1, len(self.sites)):
-            yield Unit(self.job, self.context, turn)
+            yield self.at(self.sites[turn:])
+
+    def at(self, left: tuple[str, ...]) -> "Unit":
+        """Return it as it would run at the first of those of its sites that are left."""
+        return Unit(self.job, self.context, left)
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether it leaves the choice of its site to the executor."""
+        return self.members[0].anywhere
 
     @property
     def is_known(self) -> bool:

@@ -5,9 +5,9 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ...common.errors import SiteNotFound, SiteRejected, UserError
+from ...common.errors import SiteNotFound, SiteRejected, SiteUnreachable, UserError
 from ...jobs.paths import workspace_below
-from ..base import WORKSPACES, QueueLimits, SiteDetails, SiteFacts
+from ..base import WORKSPACES, FreeNode, QueueLimits, SiteDetails, SiteFacts
 from .connection import (
     MAX_OPS_BYTES,
     FileSystem,
@@ -23,6 +23,8 @@ __all__ = ["FirecrestSite"]
 _LEAST_BYTES: Final = 4 << 10
 _DIRECT_BYTES: Final = 32 << 20
 """A server's limit is clamped to the range of these two: such files are in memory as a whole."""
+_TAKES_JOBS: Final = {"IDLE", "MIXED"}
+"""States of nodes on which jobs start; others, such as DRAIN and PLANNED, come in addition."""
 _PREFERRED: Final = ("scratch", "project", "users", "store")
 
 
@@ -60,6 +62,23 @@ class FirecrestSite(FirecrestFiles):
             orders_jobs=True,
             upload_bytes=system.direct_bytes,
         )
+
+    async def free_nodes(self) -> list[FreeNode] | None:
+        """See `Site.free_nodes`.
+
+        All users' jobs would tell more, but cost a large site's scheduler seconds.
+        """
+        path = f"/status/{self._open.system.name}/nodes"
+        try:
+            answer = await self._connection.get("nodes", path)
+        except (SiteNotFound, SiteRejected):
+            return None
+        except SiteUnreachable as error:
+            if error.status is None:
+                raise
+            return None  # the server answers; the scheduler took too long
+        listed = answer.get("nodes")
+        return [*map(_free_node, listed)] if isinstance(listed, list) else None
 
     async def describe(self) -> SiteDetails:
         opened = self._open
@@ -182,6 +201,18 @@ async def read_partitions(connection: FirecrestConnection, system: str) -> dict[
             known = isinstance(nodes, int) and nodes > 0
             queues[str(found["name"])] = QueueLimits(nodes=(1, nodes) if known else None)
     return queues
+
+
+def _free_node(listed: object) -> FreeNode:
+    """Return what of a node is free: nothing if it has a state that keeps jobs of others away."""
+    node = _mapping(listed)
+    said, queues, cpus = node.get("state"), node.get("partitions"), _pick(node, "idle_cpus")
+    states = {said} if isinstance(said, str) else set(said if isinstance(said, list) else ())
+    takes = states and {str(state).upper() for state in states} <= _TAKES_JOBS
+    return FreeNode(
+        frozenset(map(str, queues if isinstance(queues, list) else ())),
+        cpus if takes and isinstance(cpus, int) else 0,
+    )
 
 
 def choose_workspace(

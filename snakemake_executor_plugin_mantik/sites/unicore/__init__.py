@@ -47,6 +47,9 @@ class UnicoreSite(UnicoreFiles):
             orders_jobs=self._settings.scheduler != "none",
         )  # fmt: skip
 
+    async def free_nodes(self) -> None:
+        """See `Site.free_nodes`: UNICORE knows its own jobs only."""
+
     async def describe(self) -> SiteDetails:
         free, budgets, notes = await asyncio.gather(
             read_space(self._connection, self._open.storage),

@@ -256,6 +256,7 @@ class _Pools:
             except SiteNotFound:
                 entries = {}
             look = _read(pool, entries, await self._follow(pool, entries))
+            self._sent.update(dict.fromkeys(look.states, pool))  # an earlier run's, too
             if self.notify is not None:
                 for _ in range(look.alive, min(pool.count, look.wanted)):
                     await self._start(pool)

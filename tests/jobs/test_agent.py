@@ -242,3 +242,23 @@ def test_files_of_others_are_not_run(pool: Allocations) -> None:
     pool.run()
     assert path.exists()
     assert not (pool.workspace / "no").exists()
+
+
+def test_a_job_that_was_sent_twice_does_not_run_beside_itself(pool: Allocations) -> None:
+    job = pool.job("echo ran >> log; until [ -e go ]; do sleep 0.05; done")
+    (pool.directory / "in.1.a").write_bytes(pack_jobs([job]))
+    agent = pool.start()
+    wait_for((pool.workspace / "log").exists)
+    (pool.directory / "in.1.b").write_bytes(pack_jobs([replace(job, order=7)]))
+    wait_for(
+        lambda: (
+            {path.name.split(".")[0] for path in pool.directory.iterdir()}
+            == {"pool", "jobs", "run"}
+        )
+    )
+    assert pool.read("log") == "ran\n"
+    assert list((pool.directory / "jobs").iterdir())
+    (pool.workspace / "go").touch()
+    assert agent.wait(60) == 0
+    assert pool.done() == {job.tag: "0"}
+    assert pool.read("log") == "ran\n"

@@ -160,6 +160,8 @@ _p_take() {
     (( cpus <= _p_cpus && memory <= _p_memory && gpus <= _p_gpus )) || continue
     (( SECONDS + seconds + _p_grace_s <= _p_runtime_s )) || continue
     unset "_p_ready[n]"
+    # What was sent twice must not end, by itself, the one that runs.
+    [ ! -e "run.$_p_alloc.$job" ] || { rm -f -- "$file"; continue; }
     # Only one allocation can rename it.
     [ -O "$file" ] && mv -T -- "$file" "run.$_p_alloc.$job" 2> /dev/null || continue
     _p_start

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -262,3 +263,15 @@ def test_a_job_that_was_sent_twice_does_not_run_beside_itself(pool: Allocations)
     assert agent.wait(60) == 0
     assert pool.done() == {job.tag: "0"}
     assert pool.read("log") == "ran\n"
+
+
+def test_a_file_whose_rest_never_comes_is_removed(pool: Allocations) -> None:
+    whole = pack_jobs([pool.job("touch ran")])
+    long_ago = time.time() - 3600
+    for name, content in (("cut", whole[:-1]), ("empty", b""), ("whole", whole)):
+        path = pool.directory / f"in.1.{name}"
+        path.write_bytes(content)
+        os.utime(path, (long_ago, long_ago))
+    pool.run()
+    assert not list(pool.directory.glob("in.*"))
+    assert (pool.workspace / "ran").exists()

@@ -43,8 +43,11 @@ _p_unpack() {
   for file in in.*; do
     # Others may write to a shared workspace: only the user's own jobs run.
     [ -O "$file" ] || continue
-    { read -r _ head size < "$file"; } 2> /dev/null || continue
-    [ "$(stat -c %s -- "$file" 2> /dev/null)" = "$size" ] || continue
+    size='' && { read -r _ head size < "$file"; } 2> /dev/null
+    if [ "$(stat -c %s -- "$file" 2> /dev/null)" != "$size" ]; then
+      find "./$file" -mmin +10 -delete 2> /dev/null  # nobody sends the rest of it any more
+      continue
+    fi
     mine=.unpack.$_p_alloc.${file##*.}
     mv -T -- "$file" "$mine" 2> /dev/null || continue
     mapfile -t lines < <(head -c "$head" -- "$mine")

@@ -193,7 +193,9 @@ def unpack_marks(content: bytes) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     while content:
         line, _, rest = content.partition(b"\n")
-        path, _, size = line.decode().rpartition(" ")
+        path, _, size = line.decode(errors="replace").rpartition(" ")
+        if not size.isdecimal():  # a listing may show a file shorter than it is: the end is cut off
+            break
         found[path], content = rest[: int(size)], rest[int(size) :]
     return found
 

@@ -275,3 +275,11 @@ def test_a_file_whose_rest_never_comes_is_removed(pool: Allocations) -> None:
     pool.run()
     assert not list(pool.directory.glob("in.*"))
     assert (pool.workspace / "ran").exists()
+
+
+def test_markers_that_are_cut_off_are_left_out() -> None:
+    content = b"7/a.0 3\none7/b.0 3\ntwo"
+    for size in range(len(content)):
+        found = unpack_marks(content[:size])
+        assert found.get("7/a.0", b"") in b"one"
+    assert unpack_marks(content) == {"7/a.0": b"one", "7/b.0": b"two"}

@@ -34,7 +34,7 @@ from .base import MISSING, Entry, JobState, Phase, Site, SiteFacts, Submission, 
 _TOGETHER_S: Final = 0.5
 """Seconds in which jobs gather that are sent in one file."""
 _FOUND_S: Final = 120.0
-"""Seconds after which an allocation of which the site shows no trace was not submitted."""
+"""Seconds in which the site must deny an allocation until it counts as none."""
 _SHOWN_S: Final = 1.5
 """Seconds in which an agent shows the marker of a job that has ended."""
 _HOWS: Final = {
@@ -86,6 +86,7 @@ class _Pools:
         self._marks_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._ids: dict[str, str] = {}
         self._ended: set[str] = set()
+        self._denied: dict[str, float] = {}
         self._sent: dict[str, Pool] = {}
         self._marks: dict[str, bytes] = {}
         self._read: set[str] = set()
@@ -303,13 +304,23 @@ class _Pools:
         for tag in tags:
             if states.get(self._ids.get(tag, ""), MISSING).phase is Phase.ENDED:
                 self._ended.add(tag)
+        now = self._site.clock
         for tag, entry in files.items():
-            now = self._site.clock
-            lost = tag not in self._ids and now is not None and now - entry.modified > _FOUND_S
+            if (
+                states.get(self._ids.get(tag, ""), MISSING).phase is not Phase.UNKNOWN
+                or now is None
+            ):
+                self._denied.pop(tag, None)
+                lost = False
+            else:  # never submitted, or forgotten: it ended while nobody looked
+                since = max(self._denied.setdefault(tag, now), entry.modified)
+                lost = now - since > _FOUND_S
             if self.notify is not None and (lost or tag in self._ended):
                 await self._site.remove(f"{pool.directory}/pool.{tag}")
                 with suppress(SiteError):
                     await self._site.forget([self._ids[tag]] if tag in self._ids else [])
+                if lost and tag not in self._ended:
+                    self._ids.pop(tag, None)
         return {
             tag: _ENDED if tag in self._ended else states.get(self._ids.get(tag, ""), MISSING)
             for tag in tags
@@ -326,17 +337,20 @@ def _read(pool: Pool, entries: Mapping[str, Entry], allocations: Mapping[str, Jo
     # A running allocation has no room for what waits, so it waits its turn.
     waits = JobState(Phase.WAITING) if started or queued is None else queued
     done, ready, run = dict[str, JobState](), dict[str, JobState](), dict[str, JobState]()
+    stopped = {name.removeprefix("stop.") for name in entries}
     for kind, *parts in (name.split(".") for name in entries):
         if kind == "in":
             look.sent = waiting = True
             cpus += int(parts[0])
         elif kind == "ready":
-            waiting = True
-            cpus, gpus = cpus + int(parts[1]), gpus + int(parts[3])
             ready[parts[-1]] = waits
+            if parts[-1] not in stopped:
+                waiting = True
+                cpus, gpus = cpus + int(parts[1]), gpus + int(parts[3])
         elif kind == "run":
-            cpus += 1
             holder = allocations.get(parts[0], MISSING)
+            if parts[0] in allocations and holder is not _ENDED:  # files of ended ones stay
+                cpus += 1
             run[parts[1]] = _GONE if holder is _ENDED else JobState(holder.phase)
         elif kind == "done":
             code = int(parts[0]) if parts[0].isdecimal() else None

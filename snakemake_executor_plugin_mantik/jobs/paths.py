@@ -21,6 +21,7 @@ The workspace mirrors the workflow's working directory; the executor's own files
     .mantik/bundles/<bucket>/<id>.tar.gz    bundle of uploaded files
     .mantik/bundles/<bucket>/<id>.done      exists when the bundle has been unpacked
     .mantik/bundles/kept/<id>.tar.gz        bundle that stays until a job unpacks it
+    .mantik/pools/<pool>/                   jobs of a pool and its allocations (`bash/agent.sh`)
     .mantik/lib-<checksum>.sh               the library of bash that jobs' scripts use; it stays
     .mantik/place/                          who owns the workspace (`engine.leases`), and what a
                                             lost journal knew of it (`engine.catch_up`)

@@ -82,6 +82,7 @@ class _Pools:
         self._pools = {pool.name: pool for pool in pools}
         self._open: SiteFacts
         self._gathered: defaultdict[str, _Gathered] = defaultdict(_Gathered)
+        self._sending: set[asyncio.Task[None]] = set()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._marks_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._ids: dict[str, str] = {}
@@ -101,6 +102,12 @@ class _Pools:
         self._open = await self._site.open(make=make)
         return self._open
 
+    async def close(self) -> None:
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+        await self._site.close()
+
     async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
         if (name := submission.resources.pool) is None:
             return await self._site.submit(submission, begin)
@@ -115,6 +122,8 @@ class _Pools:
         )  # fmt: skip
         if gathered.task is None:
             gathered.task = asyncio.create_task(self._send(name))
+            self._sending.add(gathered.task)
+            gathered.task.add_done_callback(self._sending.discard)
         await asyncio.shield(gathered.task)
         return job_id(name, submission.tag)
 
@@ -229,7 +238,8 @@ class _Pools:
                     chunks = self._site.get(f"{pool.directory}/{name}", size=size)
                     content = b"".join([chunk async for chunk in chunks])
                     self._read.add(name)
-                    self._marks |= unpack_marks(content)
+                    with suppress(ValueError):  # the disk was full: they are read one by one
+                        self._marks |= unpack_marks(content)
 
     def _own(self, ids: Iterable[str]) -> dict[Pool, list[str]]:
         """Return the tags of the jobs among `ids` that are in pools; other pools are not known."""
@@ -338,24 +348,25 @@ def _read(pool: Pool, entries: Mapping[str, Entry], allocations: Mapping[str, Jo
     waits = JobState(Phase.WAITING) if started or queued is None else queued
     done, ready, run = dict[str, JobState](), dict[str, JobState](), dict[str, JobState]()
     stopped = {name.removeprefix("stop.") for name in entries}
-    for kind, *parts in (name.split(".") for name in entries):
-        if kind == "in":
-            look.sent = waiting = True
-            cpus += int(parts[0])
-        elif kind == "ready":
-            ready[parts[-1]] = waits
-            if parts[-1] not in stopped:
-                waiting = True
-                cpus, gpus = cpus + int(parts[1]), gpus + int(parts[3])
-        elif kind == "run":
-            holder = allocations.get(parts[0], MISSING)
-            if parts[0] in allocations and holder is not _ENDED:  # files of ended ones stay
-                cpus += 1
-            run[parts[1]] = _GONE if holder is _ENDED else JobState(holder.phase)
-        elif kind == "done":
-            code = int(parts[0]) if parts[0].isdecimal() else None
-            reason = _HOWS.get(parts[0], Reason.EXIT_CODE)
-            done[parts[1]] = JobState(Phase.ENDED, reason, f"in the pool {pool.name}", code)
+    for name in entries:
+        match name.split("."):
+            case ["in", number, _]:
+                look.sent = waiting = True
+                cpus += int(number)
+            case ["ready", _, number, _, more, _, _, _, tag]:
+                ready[tag] = waits
+                if tag not in stopped:
+                    waiting = True
+                    cpus, gpus = cpus + int(number), gpus + int(more)
+            case ["run", allocation, tag]:
+                holder = allocations.get(allocation, MISSING)
+                if allocation in allocations and holder is not _ENDED:  # files of ended ones stay
+                    cpus += 1
+                run[tag] = _GONE if holder is _ENDED else JobState(holder.phase)
+            case ["done", how, tag]:
+                code = int(how) if how.isdecimal() else None
+                reason = _HOWS.get(how, Reason.EXIT_CODE)
+                done[tag] = JobState(Phase.ENDED, reason, f"in the pool {pool.name}", code)
     # A job may have been sent again: what is alive of it counts first.
     gone = {tag: state for tag, state in run.items() if state is _GONE}
     look.states = {**gone, **done, **ready, **{t: s for t, s in run.items() if s is not _GONE}}

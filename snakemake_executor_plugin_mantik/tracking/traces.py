@@ -1,7 +1,7 @@
 """Publish the traces of a job's store, over OTLP. Part of the worker: needs mlflow.
 
 MLflow has no public function that stores a trace that has ended, but its server takes spans at
-`POST /v1/traces` (OpenTelemetry's protocol, MLflow 3.4 and later). It stores a span under its own
+`POST /v1/traces` (OpenTelemetry's protocol; tried with MLflow 3.17). It stores a span under its own
 ids, so a trace that is sent again is the same trace.
 """
 
@@ -63,7 +63,7 @@ def _publish(at: Replay, directory: Path, experiment: str, refuse: Callable[[str
     try:
         content = _encode(directory / "artifacts" / "traces.json", metadata)
     except ImportError:
-        refuse("this machine's MLflow is too old to send them; install 3.4 or later")
+        refuse("this machine's MLflow is too old to send them; install 3.17 or later")
         return
     except Exception:  # noqa: BLE001 - a job may have written anything
         refuse("the job has not finished them, or they are damaged")
@@ -76,7 +76,7 @@ def _publish(at: Replay, directory: Path, experiment: str, refuse: Callable[[str
     )  # fmt: skip
     if (code := answer.status_code) in _REFUSALS:
         # The same credentials did for all that was published before.
-        refuse(f"the tracking server refused them with {code} ({_PATH} needs MLflow 3.4 or later)")
+        refuse(f"the tracking server refused them with {code} ({_PATH} needs a recent MLflow, such as 3.17)")
         return
     if not answer.ok:
         raise MlflowException(f"{_PATH} answered with {code}")

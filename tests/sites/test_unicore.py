@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -18,7 +18,6 @@ from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_site
 from snakemake_executor_plugin_mantik.sites.authentication import Bearer, Password, SshKey
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts, Submission
-from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from snakemake_executor_plugin_mantik.sites.unicore.connection import (
     SESSION_EXPIRED,
@@ -246,7 +245,7 @@ async def test_made_from_a_backend_config(
     site = make_site(configs["site"], credential, workspace, project=tmp_path)
     await open_and_close(site)
     other = make_site(configs["other"], Bearer("t"), workspace, project=tmp_path, account="g34")
-    assert cast("FirecrestSite", other).connection.product == "firecREST"
+    assert cast(Any, other).connection.product == "firecREST v2"
     await other.close()
 
 

@@ -76,7 +76,7 @@ def _publish(at: Replay, directory: Path, experiment: str, refuse: Callable[[str
     )  # fmt: skip
     if (code := answer.status_code) in _REFUSALS:
         # The same credentials did for all that was published before.
-        refuse(f"the tracking server refused them with {code} ({_PATH} needs a recent MLflow, such as 3.17)")
+        refuse(f"the tracking server refused them with {code} ({_PATH} needs a recent MLflow)")
         return
     if not answer.ok:
         raise MlflowException(f"{_PATH} answered with {code}")

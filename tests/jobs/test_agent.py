@@ -122,6 +122,13 @@ def test_a_job_without_memory_has_the_share_of_its_cpus(pool: Allocations) -> No
     assert pool.read("log").split() == ["begin", "end", "begin", "end"]
 
 
+def test_a_job_that_requests_more_memory_than_a_node_has_runs_alone(pool: Allocations) -> None:
+    track = "echo begin >> log; sleep 0.3; echo end >> log"
+    pool.send(track, track, memory_mib_per_node=1 << 40)
+    pool.run()
+    assert pool.read("log").split() == ["begin", "end", "begin", "end"]
+
+
 def test_gpus_are_handed_out_singly(pool: Allocations) -> None:
     meet = "echo $CUDA_VISIBLE_DEVICES > {0}; until [ -e {1} ]; do sleep 0.05; done"
     pool.send(meet.format("a", "b"), meet.format("b", "a"), gpus_per_node=1)

@@ -160,6 +160,8 @@ _p_take() {
     login=${parts[6]} bucket=${parts[7]} job=${parts[8]}
     # A job that requests no memory has the share of its CPUs.
     (( memory )) || (( memory = _p_all_memory * cpus / _p_all_cpus ))
+    # One that requests more than any node has runs alone, rather than never.
+    (( memory <= _p_all_memory )) || memory=$_p_all_memory
     (( cpus <= _p_cpus && memory <= _p_memory && gpus <= _p_gpus )) || continue
     (( SECONDS + seconds + _p_grace_s <= _p_runtime_s )) || continue
     unset "_p_ready[n]"

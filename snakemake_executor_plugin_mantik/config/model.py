@@ -183,16 +183,16 @@ def _environment_name(name: str) -> str:
     return name
 
 
-def _named(value: object) -> object:
-    if not isinstance(value, Mapping):
-        raise not_allowed("a mapping of names to environments", value)
-    return value
+def _names_to(what: str) -> BeforeValidator:
+    def check(value: object) -> object:
+        if not isinstance(value, Mapping):
+            raise not_allowed(f"a mapping of names to {what}", value)
+        return value
+
+    return BeforeValidator(check)
 
 
-def _named_pools(value: object) -> object:
-    if not isinstance(value, Mapping):
-        raise not_allowed("a mapping of names to pools", value)
-    return value
+_Name = Annotated[str, AfterValidator(_environment_name)]
 
 
 def _written_environments(data: Mapping[str, Any]) -> Iterator[tuple[Keys, Mapping[str, Any]]]:
@@ -251,10 +251,7 @@ class BackendConfig(ConfigSection):
         "The environment of a job's command, and commands to run before and after it.",
         EnvironmentConfig(),
     )
-    environments: Annotated[
-        dict[Annotated[str, AfterValidator(_environment_name)], EnvironmentConfig],
-        BeforeValidator(_named),
-    ] = config_key(
+    environments: Annotated[dict[_Name, EnvironmentConfig], _names_to("environments")] = config_key(
         "Environments",
         "Further environments by name, each with the keys of Environment. A rule uses "
         "one instead of Environment with resources: mantik_environment=NAME.",
@@ -263,10 +260,7 @@ class BackendConfig(ConfigSection):
     resources: ResourcesConfig = config_key(
         "Resources", "What a job requests, unless its rule overrides it."
     )
-    pools: Annotated[
-        dict[Annotated[str, AfterValidator(_environment_name)], PoolConfig],
-        BeforeValidator(_named_pools),
-    ] = config_key(
+    pools: Annotated[dict[_Name, PoolConfig], _names_to("pools")] = config_key(
         "Pools",
         "Allocations by name that run many jobs. A rule's jobs run in one with resources:"
         " mantik_pool=NAME.",

@@ -382,7 +382,7 @@ class Engine:
                 f" run are not reattached ({_listed(left)}), but may"
                 " still run: see smk-mantik jobs."
             )
-        site.notify = self._notify
+        site.notify, site.record = self._notify, self._journal.record_allocation
         runner = SiteRunner(
             site, facts, planner, place, self.places, observer=self._observer,
             ahead=partial(self._room_ahead, name),

@@ -123,6 +123,37 @@ class Pool:
         return replace(asked, nodes=None)
 
 
+@dataclass(frozen=True)
+class Allocation:
+    """What is known of an allocation; times are seconds since the epoch.
+
+    Attributes:
+        tag: that it was submitted with.
+        site, pool: where it is.
+        site_job: the site's id of it; empty while it is not known.
+        cores: of each of its nodes.
+        submitted, started, ended: when these were first noticed; None if they were not.
+        seconds: how long its agents have been there, together.
+        used: core seconds that jobs have had of that.
+    """
+
+    tag: str
+    site: str
+    pool: str
+    site_job: str
+    cores: int
+    submitted: float
+    started: float | None = None
+    ended: float | None = None
+    seconds: int = 0
+    used: int = 0
+
+    @property
+    def idle(self) -> int:
+        """Core seconds that no job has had."""
+        return max(0, self.cores * self.seconds - self.used)
+
+
 def job_id(pool: str, tag: str) -> str:
     """Return the id of a job in a pool; it is also the name of the directory that it starts in."""
     return f"{_PREFIX}.{pool}.{tag}"

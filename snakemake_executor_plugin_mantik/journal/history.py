@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..common.errors import JournalError
 from ..common.locks import is_locked
+from ..jobs.pools import Allocation
 from .database import JOURNAL_FILE, JOURNAL_LOCK, JournalCopy, Tables, connect
 from .files import FileLedger
 from .records import SiteRecord, SnakemakeRun, StoredOutput, TryRecord, TryState, UndeclaredFile
@@ -29,6 +30,14 @@ def read_sites(db: sqlite3.Connection) -> dict[str, SiteRecord]:
     """Return the sites by name."""
     rows = db.execute("SELECT site, url, workspace, config, place FROM sites ORDER BY site")
     return {row["site"]: SiteRecord(**row) for row in rows}
+
+
+def read_allocations(db: sqlite3.Connection, since: float = 0.0) -> list[Allocation]:
+    """Return the allocations of pools that had not ended at `since`, the oldest first."""
+    rows = db.execute(
+        "SELECT * FROM allocations WHERE COALESCE(ended, ?) >= ? ORDER BY rowid", (since, since)
+    )
+    return [Allocation(**row) for row in rows]
 
 
 def read_members(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
@@ -161,6 +170,7 @@ class WorkflowHistory:
     tries: tuple[TryRecord, ...]
     members: Mapping[str, tuple[str, ...]]
     sites: Mapping[str, SiteRecord]
+    allocations: tuple[Allocation, ...]
 
 
 def read_workflow(directory: Path) -> WorkflowHistory:
@@ -178,6 +188,7 @@ def read_workflow(directory: Path) -> WorkflowHistory:
             tuple(read_tries(db, "", ())),
             read_members(db),
             read_sites(db),
+            tuple(read_allocations(db)),
         )
 
 

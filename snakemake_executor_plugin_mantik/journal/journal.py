@@ -5,10 +5,12 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..common.errors import JournalError
+from ..jobs.pools import Allocation
 from ..jobs.reasons import Reason
 from . import backup
 from .backup import JournalBackup
@@ -326,6 +328,18 @@ class Journal(Database):
             db.execute("INSERT OR IGNORE INTO places (place) VALUES (?)", (place,))
         self._note(("site", site), self._rows("sites", "site = ?", site))
         return left
+
+    def record_allocation(self, known: Allocation) -> None:
+        """Record what is known of an allocation of a pool; a full disk loses it."""
+        with suppress(JournalError), self.write() as db:
+            db.execute(
+                "INSERT INTO allocations VALUES (:tag, :site, :pool, :site_job, :cores, :submitted,"
+                " :started, :ended, :seconds, :used) ON CONFLICT (tag) DO UPDATE SET"
+                " site_job = excluded.site_job, seconds = MAX(seconds, excluded.seconds),"
+                " used = MAX(used, excluded.used), started = COALESCE(started, excluded.started),"
+                " ended = COALESCE(ended, excluded.ended)",
+                asdict(known),
+            )
 
     def _unite(self, known: SiteRecord, place: str) -> None:
         """Record that `place` identifies a site's workspace, under all names it was known by."""

@@ -60,6 +60,11 @@ CREATE TABLE submissions (
     PRIMARY KEY (try, site_job)
 );
 CREATE TABLE secrets (try TEXT PRIMARY KEY REFERENCES tries (id));
+CREATE TABLE allocations (
+    tag TEXT PRIMARY KEY, site TEXT NOT NULL, pool TEXT NOT NULL, site_job TEXT NOT NULL,
+    cores INTEGER NOT NULL, submitted REAL NOT NULL, started REAL, ended REAL,
+    seconds INTEGER NOT NULL, used INTEGER NOT NULL
+);
 CREATE TABLE uses (
     place TEXT NOT NULL, path TEXT NOT NULL, try TEXT NOT NULL REFERENCES tries (id),
     checkpoint INTEGER NOT NULL, PRIMARY KEY (place, path, try, checkpoint)

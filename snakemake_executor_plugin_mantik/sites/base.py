@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Final, Protocol
 
 from ..common.errors import SiteRejected
+from ..jobs.pools import Allocation
 from ..jobs.reasons import Reason
 from ..jobs.spec import Resources
 
@@ -239,11 +240,13 @@ class Site(Protocol):
         states_lag: whether `states` may lag minutes behind the scheduler; `explain` does not.
         notify: writes a line for the user. The engine of a run sets it; without it nobody runs jobs
             from here, and no pool gets an allocation.
+        record: keeps what is known of an allocation of a pool. The engine of a run sets it.
     """
 
     name: str
     states_lag: bool
     notify: Callable[[str], None] | None
+    record: Callable[[Allocation], None] | None
 
     @property
     def clock(self) -> float | None: ...

@@ -19,6 +19,7 @@ from ..common.errors import SiteBusy, SiteError, SiteNotFound, SiteRejected, Sit
 from ..jobs.paths import TRIES
 from ..jobs.pools import (
     MARK_BYTES,
+    Allocation,
     Pool,
     PooledJob,
     agent_script,
@@ -37,6 +38,10 @@ _FOUND_S: Final = 120.0
 """Seconds in which the site must deny an allocation until it counts as none."""
 _SHOWN_S: Final = 1.5
 """Seconds in which an agent shows the marker of a job that has ended."""
+_LOOK_S: Final = 60.0
+"""Seconds between two looks at allocations of which nothing else asks."""
+_LAST_LOOK_S: Final = 3.0
+"""Most seconds for a look at the end of a run."""
 _HOWS: Final = {
     "time": Reason.TIME_LIMIT,
     "stop": Reason.CANCELLED,
@@ -76,6 +81,7 @@ class _Pools:
     """A site, and the pools there. Whatever does not concern jobs is the site's own."""
 
     notify: Callable[[str], None] | None = None
+    record: Callable[[Allocation], None] | None = None
 
     def __init__(self, site: Site, pools: Iterable[Pool]) -> None:
         self._site = site
@@ -88,6 +94,8 @@ class _Pools:
         self._ids: dict[str, str] = {}
         self._ended: set[str] = set()
         self._denied: dict[str, float] = {}
+        self._allocations: dict[str, Allocation] = {}
+        self._watching: asyncio.Task[None] | None = None
         self._sent: dict[str, Pool] = {}
         self._marks: dict[str, bytes] = {}
         self._read: set[str] = set()
@@ -103,9 +111,14 @@ class _Pools:
         return self._open
 
     async def close(self) -> None:
-        for task in self._sending:
+        tasks = [*self._sending, *filter(None, [self._watching])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._sending, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.notify = None  # nothing is requested any more
+        with suppress(SiteError, TimeoutError):
+            async with asyncio.timeout(_LAST_LOOK_S):
+                await self._look_again()
         await self._site.close()
 
     async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
@@ -290,6 +303,7 @@ class _Pools:
                 return
             raise
         self._refused.pop(pool.name, None)
+        self._record(pool, tag, Phase.WAITING)
         if self.notify is not None:
             queue = pool.resources.queue or "default"
             self.notify(
@@ -302,10 +316,12 @@ class _Pools:
 
         That one has ended counts only if the scheduler says so: its jobs run again then.
         """
-        files = {
-            name.split(".")[1]: entry for name, entry in entries.items() if name.startswith("pool.")
-        }
-        tags = {name.split(".")[1] for name in entries if name.startswith(("pool.", "run."))}
+        files = defaultdict[str, dict[str, Entry]](dict)
+        for name, entry in entries.items():
+            if name.startswith(("pool.", "used.")):
+                files[name.split(".")[1]][name] = entry
+        here = {name.split(".")[1] for name in entries if name.startswith(("pool.", "run."))}
+        tags = here | files.keys()
         if unknown := dict.fromkeys(tags - self._ids.keys(), f"pool {pool.name}"):
             found = await self._site.find(unknown)
             self._ids |= {tag: ids[-1] for tag, ids in found.items() if ids}
@@ -315,27 +331,62 @@ class _Pools:
             if states.get(self._ids.get(tag, ""), MISSING).phase is Phase.ENDED:
                 self._ended.add(tag)
         now = self._site.clock
-        for tag, entry in files.items():
-            if (
-                states.get(self._ids.get(tag, ""), MISSING).phase is not Phase.UNKNOWN
-                or now is None
-            ):
+        for tag, own in files.items():
+            phase = states.get(self._ids.get(tag, ""), MISSING).phase
+            if phase is not Phase.UNKNOWN or now is None:
                 self._denied.pop(tag, None)
                 lost = False
             else:  # never submitted, or forgotten: it ended while nobody looked
-                since = max(self._denied.setdefault(tag, now), entry.modified)
+                since = max(self._denied.setdefault(tag, now), *(e.modified for e in own.values()))
                 lost = now - since > _FOUND_S
-            if self.notify is not None and (lost or tag in self._ended):
-                await self._site.remove(f"{pool.directory}/pool.{tag}")
+            over = lost or tag in self._ended
+            self._record(pool, tag, Phase.ENDED if over else phase, own)
+            if self.notify is not None and over:
+                for name in own:
+                    await self._site.remove(f"{pool.directory}/{name}")
                 with suppress(SiteError):
                     await self._site.forget([self._ids[tag]] if tag in self._ids else [])
                 if lost and tag not in self._ended:
                     self._ids.pop(tag, None)
         return {
             tag: _ENDED if tag in self._ended else states.get(self._ids.get(tag, ""), MISSING)
-            for tag in tags
+            for tag in here
             if tag in self._ids or tag in files
         }
+
+    def _record(self, pool: Pool, tag: str, phase: Phase, files: Iterable[str] = ()) -> None:
+        """Record what is known of an allocation, from the names of its own files, if it is new."""
+        if self.record is None:
+            return
+        seconds = used = 0
+        for name in files:
+            match name.split("."):
+                case ["used", _, _, there, of_jobs] if (there + of_jobs).isdecimal():
+                    seconds, used = seconds + int(there), used + int(of_jobs)
+        now, cores = time.time(), pool.resources.cpus_per_task or 1
+        before = self._allocations.get(tag)
+        known = before or Allocation(tag, self._site.name, pool.name, "", cores, now)
+        started, over = phase is Phase.RUNNING or seconds > 0, phase is Phase.ENDED
+        known = self._allocations[tag] = replace(
+            known, site_job=self._ids.get(tag, known.site_job), seconds=seconds, used=used,
+            started=known.started or (now if started else None),
+            ended=known.ended or (now if over else None),
+        )  # fmt: skip
+        if known != before:
+            self.record(known)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Look at the allocations while all jobs run, too."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            with suppress(SiteError):
+                await self._look_again()
+
+    async def _look_again(self) -> None:
+        for name in {known.pool for known in self._allocations.values() if known.ended is None}:
+            await self._look(self._pools[name])
 
 
 def _read(pool: Pool, entries: Mapping[str, Entry], allocations: Mapping[str, JobState]) -> _Look:

@@ -32,6 +32,7 @@ from ..common.errors import (
 from ..config.settings import SiteSettings
 from ..config.values import is_loopback
 from ..jobs.paths import path_at_site
+from ..jobs.pools import Allocation
 from .authentication import Credential
 from .base import Entry, JobState, Phase
 from .http import (
@@ -452,6 +453,7 @@ class RestSite(Generic[C, O]):
     plain: ClassVar[str]
     """The others, as advice."""
     notify: Callable[[str], None] | None = None
+    record: Callable[[Allocation], None] | None = None
 
     def __init__(
         self,

@@ -94,8 +94,32 @@ def test_jobs_run_side_by_side_as_far_as_cpus_reach(pool: Allocations) -> None:
     pool.run()
     assert pool.done() == dict(zip(tags, ("0", "0", "3"), strict=True))
     left = {path.name.split(".")[0] for path in pool.directory.iterdir()}
-    assert left == {"done", "jobs"}
+    assert left == {"done", "jobs", "used"}
     assert not list((pool.directory / "jobs").iterdir())
+
+
+def used(pool: Allocations) -> list[tuple[int, int]]:
+    """How long each agent has been there, and the core seconds that jobs have had."""
+    names = (path.name.split(".") for path in pool.directory.glob("used.*"))
+    return [(int(there), int(of_jobs)) for _, _, _, there, of_jobs in names]
+
+
+def test_an_agent_tells_what_its_jobs_have_used(pool: Allocations) -> None:
+    """Also while it runs, before the end of the last job is told, and if it is killed."""
+    pool.send("sleep 2.2", cpus_per_task=2)
+    agent = pool.start(replace(POOL, idle_s=60))
+    assert wait_for(lambda: used(pool))[0][1] == 0
+    wait_for(lambda: list(pool.directory.glob("done.0.*")))
+    wait_for(lambda: used(pool)[0][1] > 0)
+    [(there, of_jobs)] = used(pool)
+    assert there >= 2
+    assert 4 <= of_jobs <= 2 * there + 1
+    agent.kill()
+    agent.wait()
+
+    pool.send("true")
+    pool.run()
+    assert len(used(pool)) == 2
 
 
 def test_what_does_not_fit_waits(pool: Allocations) -> None:
@@ -261,7 +285,7 @@ def test_a_job_that_was_sent_twice_does_not_run_beside_itself(pool: Allocations)
     wait_for(
         lambda: (
             {path.name.split(".")[0] for path in pool.directory.iterdir()}
-            == {"pool", "jobs", "run"}
+            == {"pool", "jobs", "run", "used"}
         )
     )
     assert pool.read("log") == "ran\n"

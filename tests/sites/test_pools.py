@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound
-from snakemake_executor_plugin_mantik.jobs.pools import Pool, job_id
+from snakemake_executor_plugin_mantik.jobs.pools import Allocation, Pool, job_id
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import (
     MISSING,
@@ -55,6 +55,9 @@ class Listed:
         self.names.pop(path.rpartition("/")[2], None)
 
     async def forget(self, ids: Sequence[str]) -> None:
+        pass
+
+    async def close(self) -> None:
         pass
 
     async def submit(self, submission: Submission) -> str:
@@ -120,3 +123,50 @@ async def test_a_cancelled_job_requests_no_allocation() -> None:
     listed = Listed(READY, "stop.job")
     await look(await opened(listed))
     assert not listed.jobs
+
+
+async def test_what_an_allocation_did_is_recorded_until_it_has_ended() -> None:
+    """Its agents add up; what is no file of an agent's is passed over."""
+    listed = Listed("pool.a", "used.a.n1.100.150", "used.a.n2.90.30", "used.a.n3.x.1", "used.a.1.2")
+    listed.jobs["a"] = JobState(Phase.RUNNING)
+    told: list[Allocation] = []
+    site = await opened(listed)
+    site.record = told.append
+    await look(site)
+    await look(site)
+    assert [(each.seconds, each.used, each.idle) for each in told] == [(190, 180, 200)]
+    assert (told[0].site_job, told[0].pool, told[0].ended) == ("a", "small", None)
+    assert told[0].started is not None
+
+    # Its agent has left, and the scheduler confirms the end later.
+    del listed.names["pool.a"]
+    await look(site)
+    assert "used.a.n1.100.150" in listed.names
+    listed.jobs["a"] = JobState(Phase.ENDED)
+    await look(site)
+    assert told[1].ended is not None
+    assert (told[1].seconds, told[1].used, len(told)) == (190, 180, 2)
+    assert not listed.names
+    await site.close()
+
+
+async def test_an_agent_that_has_left_makes_room_for_another_allocation() -> None:
+    listed = Listed(READY, *(f"used.{n}.n.9.9" for n in range(3)))
+    listed.jobs |= {f"{n}": JobState(Phase.RUNNING) for n in range(3)}
+    await look(await opened(listed))
+    assert len(listed.jobs) == 4
+
+
+async def test_what_an_allocation_did_while_nobody_looked_is_recorded() -> None:
+    """The scheduler has forgotten it."""
+    listed = Listed("used.a.n1.100.150")
+    told: list[Allocation] = []
+    site = await opened(listed)
+    site.record = told.append
+    for _ in range(3):
+        await look(site)
+        listed.clock += 100
+    assert not listed.names
+    assert told[-1].ended is not None
+    assert told[-1].used == 150
+    await site.close()

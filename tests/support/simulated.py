@@ -25,6 +25,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.engine.plan import NOTHING, Planner, Resumed
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.stage import Staged
+from snakemake_executor_plugin_mantik.jobs.pools import Allocation
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Predecessor
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import (
@@ -105,6 +106,7 @@ class SimulatedSite:
 
     states_lag = False
     notify: Callable[[str], None] | None = None
+    record: Callable[[Allocation], None] | None = None
     upload_bytes = 4 << 20
 
     def __init__(self, world: World, name: str = "sim", workspace: str = "/ws") -> None:

@@ -12,6 +12,8 @@
 #   stop.<job>                                          a request to end a job
 #   marks.<allocation>.<number>                         markers of jobs, to be read at once
 #   pool.<allocation>                                   an allocation that was requested, or runs
+#   used.<allocation>.<node>.<seconds>.<core seconds>   how long an agent has been there, and what jobs
+#                                                       have had of that
 
 _p_say() { printf '%(%F %T)T %s\n' -1 "$*"; }
 
@@ -97,6 +99,22 @@ _p_kill() {
   done
   kill -s KILL "${found[@]}" 2> /dev/null
 }
+
+# Adds up what jobs have of this agent's time, in hundredths of a second.
+_p_count() {
+  local now
+  read -r now _ < /proc/uptime
+  (( now = 10#${now/./}, _p_used += (now - _p_counted) * (_p_all_cpus - _p_cpus), _p_counted = now ))
+}
+
+# Shows how long this agent has been there, and what jobs have had of that.
+_p_tell() {
+  local file=used.$_p_alloc.$_p_node.$(( (_p_counted - _p_began) / 100 )).$(( _p_used / 100 ))
+  _p_told_used=$_p_used
+  [ "$file" != "$_p_told" ] || return
+  [ -n "$_p_told" ] && mv -T -- "$_p_told" "$file" || : > "$file"
+  _p_told=$file
+} 2> /dev/null
 
 # Adds the marker of the job in slot $1 to those that are read at once; fails if there is none. One that
 # is not among them is read by itself: this only saves requests.
@@ -227,12 +245,19 @@ _p_main() {
   _p_find_cpus
   _p_find_gpus
   exec {_p_tick}<> <(:)
-  find . -maxdepth 1 -name 'done.*' -mtime +30 -delete
+  read -r _p_node < /proc/sys/kernel/hostname
+  _p_node=${_p_node%%.*} _p_told='' _p_told_used=-1 _p_used=0 _p_counted=0
+  _p_count
+  _p_began=$_p_counted
+  find . -maxdepth 1 '(' -name 'done.*' -o -name 'used.*' ')' -mtime +30 -delete
   _p_say "the pool $_p_name: $_p_cpus CPUs, $_p_memory MiB, $_p_gpus GPUs for $_p_runtime_s s"
   while :; do
+    _p_count
     _p_reap
     if (( SECONDS != _p_scanned )); then  # a parallel file system is to have little of this
       _p_scanned=$SECONDS
+      # What has been used is told before the ends of the jobs.
+      (( SECONDS % 10 && (${#_p_pids[@]} || _p_used == _p_told_used) )) || _p_tell
       _p_show_marks
       (( SECONDS % 60 )) || find . -maxdepth 1 -name 'marks.*' -mmin +10 -delete
       _p_read_stops
@@ -248,6 +273,7 @@ _p_main() {
     fi
     read -r -t "$tick" -u "$_p_tick" _
   done
+  _p_tell
   _p_show_marks
   rm -f -- "pool.$_p_alloc"
   exit 0

@@ -16,10 +16,12 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
 from .. import retry
 from ..common.errors import JournalError, MantikError, printable
+from ..common.state_directory import STATE
 from ..engine.messages import ahead_message, describe_os_error
 from ..engine.request import JobNumber, JobRequest, Outcome
 from ..engine.transfer_meter import TransferMeter
 from ..jobs.reasons import Reason
+from ..journal import read_last_allocations
 from ..rules import Job
 from ..rules.context import RuleContext
 from ..rules.kinds.groups import Unit
@@ -29,6 +31,7 @@ from ..rules.preflight import OBSTACLES
 from ..rules.units import keep_groups_current, list_members
 from ..storage.catalog import catalog_of
 from ..storage.paths import storable_path, uses_provider
+from ..views.usage import usage_by_pool
 from . import job_files, job_log
 from .progress_line import BottomLine, open_progress_line
 from .run_notices import RunNotices, describe_failures, sum_up_failures
@@ -380,6 +383,12 @@ class SiteExecutor(RemoteExecutor):
             self.logger.info(ahead_message(records))
         self._run.close("detached" if detached else how, tidy=not (detached or at_once))
 
+    def _remark_idle_pools(self) -> None:
+        with suppress(JournalError):
+            for pool in usage_by_pool(read_last_allocations(Path.cwd() / STATE), ()):
+                if pool.advice:
+                    self.logger.warning(f"{pool.advice}.")
+
     def shutdown(self) -> None:
         super().shutdown()
         self._close_line()
@@ -395,6 +404,8 @@ class SiteExecutor(RemoteExecutor):
         finally:
             if self._notices is not None:
                 self._notices.wait(at_once=self._interruption.at_once)
+        if self._run is not None:
+            self._remark_idle_pools()
         if failed := describe_failures(self.workflow, self._failures):
             self.logger.error(printable(sum_up_failures(failed)))
         if self._interruption.detached and isinstance(sys.exception(), SystemExit):

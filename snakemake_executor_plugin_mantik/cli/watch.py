@@ -26,9 +26,10 @@ from ..common.state_directory import STATE, read_end
 from ..connections.connect import open_journal, site_visits
 from ..engine.transfer_meter import TransferView, read_transfers
 from ..jobs.reasons import same_cause
-from ..journal import JOURNAL_FILE, is_controlled, read_history
+from ..journal import JOURNAL_FILE, is_controlled, read_history, read_last_allocations
 from ..views.picture import shorten_text
 from ..views.sites import TAIL_BYTES, Visitors, find_last_line
+from ..views.usage import PoolUsage, usage_by_pool
 from ..views.workflow import Condition, JobView, Sight, list_names, overview_jobs
 from . import shared
 from .cancel import cancel
@@ -76,9 +77,10 @@ def watch_view(
     directory: Path = Path(),
     notes: Iterable[str] = (),
     transfers: Sequence[TransferView] = (),
+    pools: Sequence[PoolUsage] = (),
     last_lines: Mapping[str, str] | None = None,
 ) -> RenderableType:
-    """Return the table of jobs (`watch_rows`) with the totals per site and the transfers below it.
+    """Return the table of jobs (`watch_rows`) with totals, pools and transfers below it.
 
     `rows` limits their number; a line counts the others. `only` are the conditions to show, and
     `notes` lines about the view itself. `directory` is the workflow's. `last_lines` are those that
@@ -106,6 +108,7 @@ def watch_view(
     for site, counts in totals.items():
         numbers = ", ".join(f"{number} {condition}" for condition, number in counts.items())
         lines.append(Text(f"{site}: {numbers}"))
+    lines += [Text(pool.words) for pool in pools]
     if left:
         lines.insert(0, Text(f"… and {sum(map(len, left))} more"))
     lines += _transfers(transfers)
@@ -332,6 +335,7 @@ class _Watched:
         self._visitors = visitors
         self._changed: list[tuple[int, int]] = []
         self._records = read_history(directory / STATE)
+        self._allocations = read_last_allocations(directory / STATE)
         self.controlled = is_controlled(directory / STATE)
 
     def look(self) -> list[JobView]:
@@ -341,6 +345,7 @@ class _Watched:
         if (changed := _changes(state)) != self._changed:
             self._changed = changed
             self._records = read_history(state)
+            self._allocations = read_last_allocations(state)
         found = overview_jobs(
             self._records,
             controlled=self.controlled,
@@ -348,6 +353,9 @@ class _Watched:
             sights={} if self.controlled else self._visitors.sights,
         )
         return [job for job in found if job.present]
+
+    def pools(self, jobs: Iterable[JobView]) -> list[PoolUsage]:
+        return usage_by_pool(self._allocations, jobs)
 
     @property
     def transfers(self) -> list[TransferView]:
@@ -372,6 +380,7 @@ class _Watched:
         return {
             "controlled": self.controlled,
             "sites": site_totals(jobs),
+            "pools": [asdict(pool) for pool in self.pools(jobs)],
             "transfers": [asdict(transfer) for transfer in self.transfers],
             "away": {} if self.controlled else self._visitors.away,
             "jobs": [job.as_json(now) for job in jobs],
@@ -401,7 +410,7 @@ async def _once(directory: Path, given: Sequence[str], *, as_json: bool) -> None
         console = shared.make_console()
         view = watch_view(
             jobs, now=time.time(), width=console.width, directory=directory, notes=watched.notes,
-            transfers=watched.transfers,
+            transfers=watched.transfers, pools=watched.pools(jobs),
         )  # fmt: skip
         console.print(view)
 
@@ -440,6 +449,7 @@ async def _live(
 
         def room() -> int:
             others = _OTHER_LINES + min(len(watched.transfers), MOST_TRANSFERS)
+            others += len(watched.pools(there))
             return max(1, console.height - others)
 
         def view(*, last: bool = False, numbered: bool = False) -> RenderableType:
@@ -447,6 +457,7 @@ async def _live(
                 there, now=time.time(), width=console.width, directory=directory, only=only,
                 rows=None if last else room(), numbered=numbered, transfers=watched.transfers,
                 notes=[*watched.notes, *([] if last else hints)], last_lines=visitors.last_lines,
+                pools=watched.pools(there),
             )  # fmt: skip
 
         async def ask() -> None:
@@ -562,7 +573,7 @@ def jobs_table(found: Sequence[JobView], now: float, width: int, *, brief: bool 
             "job": shorten_text(record.name, width // 2, record.rule),
             "site": record.site,
             "queue": record.queue,
-            "id at the site": ", ".join(record.site_jobs),
+            "id at the site": job.site_ids,
             "try": str(job.number),
             "waited": humanize_duration(waited) if waited is not None else "",
             "ran": job.ran_words(now),

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from ..jobs.markers import Marker
+from ..jobs.pools import parse_job_id
 from ..jobs.spec import LiveDirectory
 from ..journal import UNTIMED, Times, TryRecord, TryState, Used
 from ..staging.local import LocalFile
@@ -126,4 +127,5 @@ def used_of(marker: Marker | None, times: Times, failed_node: str = "") -> Used:
     return replace(
         used, cpu_s=marker.cpu, memory_bytes=marker.memory, gpu_busy=marker.gpu_busy,
         exit_code=marker.exit_code,
+        allocation=marker.scheduler_job if parse_job_id(marker.site_job) else "",
     )  # fmt: skip

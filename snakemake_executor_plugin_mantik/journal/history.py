@@ -40,6 +40,21 @@ def read_allocations(db: sqlite3.Connection, since: float = 0.0) -> list[Allocat
     return [Allocation(**row) for row in rows]
 
 
+def read_last_allocations(directory: Path) -> list[Allocation]:
+    """Return the allocations of pools that had not ended when the last Snakemake here began.
+
+    `directory` is the workflow's state directory. Works beside a running controller.
+
+    Raises:
+        JournalError: the journal cannot be read.
+    """
+    with reading(directory, quiet=True) as db:
+        if db is None:
+            return []
+        began = db.execute("SELECT MAX(began) FROM runs").fetchone()[0]
+        return read_allocations(db, began or 0.0)
+
+
 def read_members(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
     """Return the jobs of all groups, by the group's try."""
     members: dict[str, tuple[str, ...]] = {}

@@ -117,6 +117,7 @@ class Used:
         gpu_busy: how busy its GPUs on the first node were on average, in percent.
         exit_code: of its command, or of a step that failed before it.
         failed_node: see `sites.base.JobState`.
+        allocation: the scheduler's id of the pool's allocation that ran it; empty if unknown.
     """
 
     cpu_s: float | None = None
@@ -127,6 +128,7 @@ class Used:
     behind: float | None = None
     exit_code: int | None = None
     failed_node: str = ""
+    allocation: str = ""
 
 
 LOST = "lost"

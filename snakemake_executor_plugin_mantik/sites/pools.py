@@ -38,7 +38,7 @@ _FOUND_S: Final = 120.0
 """Seconds in which the site must deny an allocation until it counts as none."""
 _SHOWN_S: Final = 1.5
 """Seconds in which an agent shows the marker of a job that has ended."""
-_LOOK_S: Final = 60.0
+_LOOK_S: Final = 20.0
 """Seconds between two looks at allocations of which nothing else asks."""
 _LAST_LOOK_S: Final = 3.0
 """Most seconds for a look at the end of a run."""

@@ -15,7 +15,7 @@ from mlflow.entities import Metric, RunTag
 from mlflow.tracking import MlflowClient
 
 from .. import views
-from ..journal import Event, EventKind, read_members
+from ..journal import Event, EventKind, read_allocations, read_members
 from ..views.picture import Picture
 from ..views.workflow import overview_jobs
 from . import segments
@@ -42,7 +42,8 @@ def update_workflow_run(
     now = end.time if end is not None else time.time()
     jobs = log.jobs(run.id)
     moment, step = int(now * 1000), int(now - run.created)
-    figures = segments.workflow_figures(jobs).items()
+    allocations = read_allocations(log.db, run.created)
+    figures = segments.workflow_figures(jobs, allocations).items()
     metrics = [Metric(name, value, moment, step) for name, value in figures]
     said = {"mantik.reason": end.data["words"]} if end is not None else {}
     begun = [e for e in events if e.kind in (EventKind.BEGUN, EventKind.DETACHED)]

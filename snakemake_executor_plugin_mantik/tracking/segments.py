@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from ..jobs.pools import Allocation
 from ..journal import GOES_ON, Event, EventKind, TrackedTry, TryRecord, TryState, read_tries
 from .cursor import Log, LoggedRun
 from .run import TAG_LENGTH, WAITING_REASON
@@ -213,8 +214,13 @@ def run_status(tracked: TrackedTry, record: TryRecord) -> str:
     return tracked.status or ("RUNNING" if record.started is not None else "SCHEDULED")
 
 
-def workflow_figures(jobs: Iterable[tuple[TrackedTry, TryRecord]]) -> dict[str, float]:
-    """Count the jobs in each state, by their last tries, and sum up what all tries used."""
+def workflow_figures(
+    jobs: Iterable[tuple[TrackedTry, TryRecord]], allocations: Sequence[Allocation] = ()
+) -> dict[str, float]:
+    """Count the jobs in each state, by their last tries, and sum up what all tries used.
+
+    Of the allocations of pools, if there are any, sum up what jobs have had of them, and the rest.
+    """
     last: dict[str, str] = {}
     core_hours = cpu = 0.0
     for tracked, record in jobs:
@@ -227,4 +233,7 @@ def workflow_figures(jobs: Iterable[tuple[TrackedTry, TryRecord]]) -> dict[str, 
     count = Counter(last.values())
     found = {name: float(count[state]) for state, name in _STATES.items()}
     found |= {"core_hours": core_hours, "cpu_seconds": cpu}
+    if allocations:
+        found["pool_core_hours_used"] = sum(each.used for each in allocations) / 3600
+        found["pool_core_hours_idle"] = sum(each.idle for each in allocations) / 3600
     return {f"{_FOLDER}{name}": value for name, value in found.items()}

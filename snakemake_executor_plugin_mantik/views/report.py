@@ -31,7 +31,15 @@ from .picture import (
 )
 from .pipeline import render_pipeline
 from .timeline import render_timeline
-from .usage import ENOUGH, RuleUsage, sum_known, usage_by_rule
+from .usage import (
+    ENOUGH,
+    PoolUsage,
+    RuleUsage,
+    format_hours,
+    sum_known,
+    usage_by_pool,
+    usage_by_rule,
+)
 from .workflow import JobView, overview_jobs
 
 GENERATOR: Final = "smk-mantik report"
@@ -93,6 +101,7 @@ class Report:
         submitted: how many tries were submitted to sites, segments that were not needed included.
         picture: at the time when the report was made.
         jobs: all tries, the oldest first.
+        pools: what the pools' allocations have done.
         sites: by name.
         mask: replaces secrets in a text.
     """
@@ -104,6 +113,7 @@ class Report:
     picture: Picture
     jobs: Sequence[JobView]
     rules: Sequence[RuleUsage]
+    pools: Sequence[PoolUsage]
     sites: Mapping[str, SiteRecord]
     mask: Callable[[str], str]
 
@@ -139,6 +149,7 @@ class Report:
             "failed": len(self.failed(last=True)),
             "repeated": len(self.failed(last=False)),
             "rules": [asdict(usage) for usage in self.rules],
+            "pools": [asdict(usage) for usage in self.pools],
         }
 
 
@@ -160,11 +171,13 @@ def gather_report(
     history = read_workflow(workdir / STATE)
     tries = overview_jobs(history.tries, controlled=controlled, members=history.members)
     jobs, runs = [job for job in tries if not job.ahead], history.runs
+    allocations = history.allocations
     if not every:
         for run in reversed(history.runs):
             # Those that were not over when it began.
             if some := [j for j in jobs if (j.record.finished or run.began) >= run.began]:
                 jobs, runs = some, (run,)
+                allocations = tuple(a for a in allocations if (a.ended or run.began) >= run.began)
                 break
     sites = {name: site for name, site in history.sites.items() if name in {j.site for j in jobs}}
     mask = make_masker([*secrets, *_secrets_of(sites.values(), warn)])
@@ -195,6 +208,7 @@ def gather_report(
         ),
         jobs,
         usage_by_rule(jobs, now),
+        usage_by_pool(allocations, (job for job in jobs if job.present)),
         sites,
         mask,
     )
@@ -240,10 +254,16 @@ def render_report(report: Report) -> str:
         rules=rules,
         shown=rules[:MOST_RULES],
         meters=lambda usage: _meters(usage, [j for j in report.jobs if j.rule == usage.rule]),
-        hours=_hours,
+        hours=format_hours,
         sum_known=sum_known,
         site_hours={
-            site: sum_known(usage.core_hours.get(site) for usage in rules) for site in sites
+            site: sum_known(
+                [
+                    *(usage.core_hours.get(site) for usage in rules),
+                    *(pool.idle for pool in report.pools if pool.site == site),
+                ]
+            )
+            for site in sites
         },
         pipeline=render_pipeline(report.picture),
         timeline=render_timeline(report.picture),
@@ -285,6 +305,7 @@ def _tiles(report: Report) -> Sequence[tuple[str, str, str]]:
     """Return the summary: a value, what it is, and a line below."""
     rules, number = report.rules, len(report.picture.nodes)
     hours = sum_known(usage.all_core_hours for usage in rules)
+    idle = sum(pool.idle for pool in report.pools)
     submitted = f"{report.submitted:,} submitted to sites"
     tiles = [(f"{number:,}", "jobs" if number != 1 else "job", submitted)]
     sent = [job for job in report.jobs if job.record.submitted is not None]
@@ -294,7 +315,8 @@ def _tiles(report: Report) -> Sequence[tuple[str, str, str]]:
         since = f"since {format_timestamp(first)}"
         tiles.append((humanize_duration(last - first), "from first to last", since))
     sites = humanize_count(len({job.site for job in report.jobs}), "site")
-    tiles.append((_hours(hours), "core hours", f"at {sites}"))
+    below = f"{format_hours(idle)} of them idle in pools" if report.pools else f"at {sites}"
+    tiles.append((format_hours(sum_known([hours, idle or None])), "core hours", below))
     # The share of the requested CPU time that was used, by the rules' core hours.
     known = [(u.cpu_share, u.all_core_hours or 0.0) for u in rules if u.cpu_share is not None]
     if whole := sum(of for _, of in known):
@@ -382,11 +404,3 @@ def _meter(
         share is not None and share > near,
         _spread(every, write),
     )
-
-
-def _hours(hours: float | None) -> str:
-    if not hours:
-        return "0" if hours is not None else "–"
-    if hours < 0.01:
-        return "< 0.01"
-    return f"{hours:,.2f}" if hours < 10 else f"{hours:,.0f}"

@@ -1,5 +1,6 @@
 """Compare what the jobs of a rule requested with what they used, and advise. Pure functions."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -10,6 +11,7 @@ from typing import Final, NamedTuple, TypeVar
 from ruamel.yaml import YAML
 
 from ..common.humanize import humanize_count, humanize_duration, humanize_size
+from ..jobs.pools import Allocation
 from ..jobs.reasons import Reason
 from .picture import NodeState, count_states
 from .workflow import JobView
@@ -46,6 +48,10 @@ _IDLE_GPU: Final = 10.0
 
 _BUSY_S: Final = 60.0
 """The shortest run, in seconds, that says something of how busy the cores were."""
+
+_IDLE_HOURS: Final = 1.0
+_IDLE_SHARE: Final = 0.5
+"""The least core hours, and share, of a pool's allocations that are remarked if they were idle."""
 
 _Number = TypeVar("_Number", int, float)
 
@@ -114,6 +120,78 @@ class RuleUsage:
     def all_core_hours(self) -> float | None:
         """The core hours of all tries at all sites, as far as they are known."""
         return sum_known(self.core_hours.values())
+
+
+@dataclass(frozen=True)
+class PoolUsage:
+    """What the allocations of a pool do, and have done.
+
+    Attributes:
+        queued, running: how many allocations do.
+        jobs_waiting, jobs_running: how many jobs do.
+        used, idle: core hours that jobs have had, and that no job has had.
+    """
+
+    site: str
+    pool: str
+    queued: int
+    running: int
+    jobs_waiting: int
+    jobs_running: int
+    used: float
+    idle: float
+
+    @property
+    def words(self) -> str:
+        """A line on it."""
+        return (
+            f"{self.site}, pool {self.pool}: {humanize_count(self.running, 'allocation')} running,"
+            f" {self.queued} queued; {humanize_count(self.jobs_running, 'job')} running,"
+            f" {self.jobs_waiting} waiting; {format_hours(self.used)} core hours used,"
+            f" {format_hours(self.idle)} idle"
+        )
+
+    @property
+    def advice(self) -> str:
+        """What to change if its allocations were idle for long; empty if they were not."""
+        hours = self.used + self.idle
+        if self.idle < max(_IDLE_HOURS, _IDLE_SHARE * hours):
+            return ""
+        return (
+            f"The allocations of the pool {self.pool} at {self.site} were idle for"
+            f" {self.idle / hours:.0%} of their {format_hours(hours)} core hours: give the pool a"
+            " shorter Idle or a smaller Count in the backend config, or more jobs at a time"
+        )
+
+
+def usage_by_pool(allocations: Iterable[Allocation], jobs: Iterable[JobView]) -> list[PoolUsage]:
+    """Return the usage of each pool that has had an allocation; `jobs` are the present ones."""
+    pools: dict[tuple[str, str], list[Allocation]] = {}
+    for each in allocations:
+        pools.setdefault((each.site, each.pool), []).append(each)
+    states = Counter((job.site, job.pool, job.state) for job in jobs if job.pool)
+    found = []
+    for pool, of_pool in sorted(pools.items()):
+        waiting, running = states[*pool, NodeState.QUEUED], states[*pool, NodeState.RUNNING]
+        # Without jobs, nobody looks whether they have ended.
+        open_ = [each for each in of_pool if each.ended is None] if waiting + running else []
+        started = sum(each.started is not None for each in open_)
+        used, idle = sum(each.used for each in of_pool), sum(each.idle for each in of_pool)
+        found.append(
+            PoolUsage(
+                *pool, len(open_) - started, started, waiting, running, used / 3600, idle / 3600
+            )
+        )
+    return found
+
+
+def format_hours(hours: float | None) -> str:
+    """Format a number of core hours, which may be unknown."""
+    if not hours:
+        return "0" if hours is not None else "–"
+    if hours < 0.01:
+        return "< 0.01"
+    return f"{hours:,.2f}" if hours < 10 else f"{hours:,.0f}"
 
 
 def sum_known(values: Iterable[float | None]) -> float | None:

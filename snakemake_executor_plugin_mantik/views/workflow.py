@@ -12,6 +12,7 @@ from typing import Any, Final
 from ..common.errors import UserError, shorten_list
 from ..common.humanize import humanize_duration
 from ..jobs.paths import display_path, nearest
+from ..jobs.pools import parse_job_id
 from ..jobs.reasons import Reason, find_cause
 from ..journal import WENT_ON, Asked, TryRecord, TryState, Used, read_history, turn_of
 from .picture import Node, NodeState
@@ -114,6 +115,18 @@ class JobView(Node):
     used: Used = field(default_factory=Used)
 
     @property
+    def pool(self) -> str:
+        """The pool whose allocations run it; empty if it is a job of the scheduler's own."""
+        return next((found[0] for found in map(parse_job_id, self.record.site_jobs) if found), "")
+
+    @property
+    def site_ids(self) -> str:
+        """Its ids at the site; of a pool's job, the pool and the allocation, as far as known."""
+        if self.pool:
+            return f"pool {self.pool}{': ' * bool(self.used.allocation)}{self.used.allocation}"
+        return ", ".join(self.record.site_jobs)
+
+    @property
     def present(self) -> bool:
         """Whether it is the last try of its job, or may still run; not if it is `ahead`."""
         return not self.ahead and (self.last or self.record.may_run)
@@ -214,6 +227,8 @@ class JobView(Node):
             "site": record.site,
             "queue": record.queue,
             "site_jobs": list(record.site_jobs),
+            "pool": self.pool or None,
+            "allocation": self.used.allocation or None,
             "state": self.condition.value,
             "outcome": record.outcome,
             "failure": record.reason,

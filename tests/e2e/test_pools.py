@@ -1,14 +1,18 @@
 """Jobs that run in allocations of their pool, in the sandbox and on a real Slurm."""
 
+import json
 import os
 import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.journal import read_workflow
 from tests.support.command import smk_mantik
 from tests.support.workflows import Project, tells, until
 
@@ -133,6 +137,47 @@ def test_two_allocations_share_what_waits(firecrest: Project) -> None:
 
     assert words(firecrest, "ran") == sorted(map(str, range(12)))
     assert len(set(words(firecrest, "allocations"))) == 2
+
+
+def test_what_a_pool_did_is_shown(firecrest: Project) -> None:
+    prepare(firecrest)
+    running = firecrest.start()
+    until(lambda: len(words(firecrest, "ran")) == 2, "jobs that run")
+
+    def pools() -> dict[str, Any]:
+        [pool] = json.loads(smk_mantik(firecrest, "watch", "--json").ok().output)["pools"]
+        return dict(pool)
+
+    until(lambda: pools()["running"] == 1, "a look at the allocation")
+    found = pools()
+    assert (found["jobs_running"], found["jobs_waiting"], found["queued"]) == (2, 2, 0)
+    line = "hpc2, pool small: 1 allocation running, 0 queued; 2 jobs running, 2 waiting; "
+    tells(smk_mantik(firecrest, "watch").ok().output, line)
+    go(firecrest)
+    running.end().ok()
+
+    jobs = json.loads(smk_mantik(firecrest, "jobs", "--json").ok().output)
+    assert {job["pool"] for job in jobs} == {"small"}
+    [allocation] = {job["allocation"] for job in jobs}
+    assert [allocation] == list(set(words(firecrest, "allocations")))
+    tells(smk_mantik(firecrest, "jobs").ok().output, f"pool small: {allocation}")
+
+    # The next run learns how long it stayed, and tidies up.
+    directory = firecrest.workspace / ".mantik/pools/small"
+    until(lambda: not list(directory.glob("pool.*")), "the end of the allocation")
+    [used] = directory.glob("used.*")
+    firecrest.run("--forcerun", "each").ok()
+    assert not used.exists()
+    first, second = read_workflow(firecrest.directory / STATE).allocations
+    assert [f"{first.seconds}", f"{first.used}"] == used.name.split(".")[-2:]
+    assert first.seconds > 5
+    assert first.ended is not None
+    assert second.started is not None
+    report = smk_mantik(firecrest, "report", "--all", "--json").ok().output
+    [pool] = json.loads(report)["pools"]
+    assert pool["used"] * 3600 == pytest.approx(first.used + second.used)
+    smk_mantik(firecrest, "report").ok()
+    assert "Idle in the pool small at hpc2" in firecrest.read("mantik-report.html")
 
 
 def test_a_job_that_fails_fails_alone(firecrest: Project) -> None:

@@ -14,6 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Successor
+from snakemake_executor_plugin_mantik.jobs.pools import Allocation
 from snakemake_executor_plugin_mantik.journal import GOES_ON, TrackedTry, TryRecord
 from snakemake_executor_plugin_mantik.tracking.cursor import open_log
 from snakemake_executor_plugin_mantik.tracking.run import (
@@ -122,6 +123,14 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
     made = Controller(tmp_path)
     yield made
     made.journal.close()
+
+
+def test_the_idle_core_hours_of_pools_are_figures() -> None:
+    had = Allocation("a", "hpc1", "small", "7", 48, 0.0, seconds=3600, used=36 * 3600)
+    found = workflow_figures([], [had, replace(had, tag="b", used=0)])
+    assert found["mantik/pool_core_hours_used"] == 36.0
+    assert found["mantik/pool_core_hours_idle"] == 60.0
+    assert "mantik/pool_core_hours_idle" not in workflow_figures([])
 
 
 def test_they_share_the_id_and_wait_unseen(controller: Controller) -> None:

@@ -5,8 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from snakemake_executor_plugin_mantik.jobs.pools import Allocation
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
-from snakemake_executor_plugin_mantik.views.usage import RuleUsage, usage_by_rule
+from snakemake_executor_plugin_mantik.views.usage import (
+    PoolUsage,
+    RuleUsage,
+    usage_by_pool,
+    usage_by_rule,
+)
 from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
 
 NOW = 1_795_000_000.0
@@ -106,3 +112,40 @@ def test_idle_cores_are_remarked() -> None:
     gpu = replace(JOB, used=json.dumps({"gpu_busy": 4.2}))
     assert "busy for at most 4 %" in usage(gpu, gpu, gpu).remarks[0]
     assert usage(gpu, gpu, replace(gpu, used=json.dumps({"gpu_busy": 80}))).remarks == ()
+
+
+HAD = Allocation("a", "hpc1", "small", "7", 48, NOW, NOW, seconds=3600, used=24 * 3600)
+
+
+def usage_of(*allocations: Allocation, jobs: int = 0) -> PoolUsage:
+    there = [
+        replace(JOB, id=f"{n}", job=f"{n}", state=TryState.SUBMITTED, outcome="", started=NOW,
+                site_jobs=(f"pool.small.{n}",))
+        for n in range(jobs)
+    ]  # fmt: skip
+    [found] = usage_by_pool(allocations, overview_jobs(there, controlled=True))
+    return found
+
+
+def test_allocations_of_a_pool_add_up() -> None:
+    """Of the second, an agent on another node has told that it had no job at all."""
+    found = usage_of(HAD, replace(HAD, tag="b", seconds=7200), jobs=3)
+    assert (found.used, found.idle) == (48.0, 96.0)
+    assert (found.running, found.queued, found.jobs_running) == (2, 0, 3)
+    assert found.words == (
+        "hpc1, pool small: 2 allocations running, 0 queued; 3 jobs running, 0 waiting;"
+        " 48 core hours used, 96 idle"
+    )
+
+
+def test_without_jobs_nobody_knows_whether_an_allocation_still_runs() -> None:
+    assert usage_of(HAD).running == 0
+
+
+def test_an_idle_pool_is_remarked() -> None:
+    assert not usage_of(replace(HAD, used=25 * 3600)).advice
+    assert not usage_of(replace(HAD, seconds=60, used=0)).advice
+    advice = usage_of(replace(HAD, used=12 * 3600)).advice
+    assert "idle for 75% of their 48 core hours" in advice
+    assert "Idle" in advice
+    assert "Count" in advice

@@ -87,7 +87,11 @@ def plan_workflow(
         totals: dict[str, Total] = {}
         for job in jobs:
             if job.site is not None:
-                totals.setdefault(job.site, Total()).add(job.resources, job.cores, job.segments)
+                total = totals.setdefault(job.site, Total())
+                total.add(job.resources, job.cores, job.segments)
+                if job.resources is not None and job.resources.pool is not None:
+                    alone = checked.planners[job.site].cores_alone(job.resources)
+                    total.add_pooled(job.rule, job.resources, alone)
         chosen = {site: startup.collect_sources(checked, products, logger, site) for site in totals}
         sources = {site: forecaster.sources(site, found.paths) for site, found in chosen.items()}
         for site, total in totals.items():

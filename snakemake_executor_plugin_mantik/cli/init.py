@@ -113,6 +113,7 @@ def init(  # noqa: PLR0917 - options of a command line
         source=f"\n# URL and queue are from {chosen.source}." if chosen.source else "",
         api=_api(chosen),
         queue=_queue(chosen, queue),
+        pools=_pools(chosen, queue, environment),
         environment=_environment(environment, path, directory),
     )
     parse_backend_config(text.encode(), "yaml", shown=config.name)  # refuses a wrong URL or queue
@@ -262,6 +263,20 @@ def _queue(site: KnownSite, queue: str) -> str:
     others = [name for name in site.queues if name != chosen]
     comment = f"   # also known: {', '.join(others)}" if others and site.source else ""
     return f"{_quoted(chosen)}{comment}"
+
+
+def _pools(site: KnownSite, queue: str, kind: _Kind) -> str:
+    """Return the lines of `Pools`; commented out unless jobs of this kind pay for whole nodes.
+
+    An allocation costs little more than the jobs in it, even if it runs few: it leaves soon.
+    """
+    queue = queue or site.queues[0]
+    cores = site.cores.get(queue, site.cores.get(""))
+    text = _filled("pools.yaml", queue=_quoted(queue), cores=str(cores or 8)).rstrip("\n")
+    brief = re.search("devel|debug", queue)  # its jobs may not run as long as an allocation does
+    if cores is None or brief or kind in ("container-engine", "uenv", "pyxis"):
+        return "\n".join(f"# {line}" for line in text.splitlines())
+    return text
 
 
 def _environment(kind: _Kind, path: str, directory: Path) -> str:

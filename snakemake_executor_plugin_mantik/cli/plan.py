@@ -21,6 +21,7 @@ from ..config.reading import KINDS, LoadedConfig
 from ..engine.forecast import (
     Forecast,
     JobPlan,
+    PoolTotal,
     Preview,
     Total,
     UploadForecast,
@@ -223,6 +224,8 @@ def _totals(made: JobPlan) -> Iterator[str]:
             hours += f", and {total.without_runtime} without walltime"
         files = _uploads(total.uploads, project=made.project_files[site].files)
         yield f"{site}: {humanize_count(total.jobs, 'job')}, {hours}; files: {files}."
+        for name, pool in total.pools.items():
+            yield f"{site}, pool {name}: {_pooled(pool)}."
         if total.unchecked:
             yield f"{site}: {unchecked_message(total.unchecked)}."
     later = sum(job.site is None for job in made.jobs)
@@ -236,6 +239,16 @@ def _totals(made: JobPlan) -> Iterator[str]:
         yield f"Without this machine, {_alone(made)}."
     else:
         yield "No job would be submitted."
+
+
+def _pooled(pool: PoolTotal) -> str:
+    rules = [f"{rule} ({number})" for rule, number in sorted(pool.rules.items())]
+    number = humanize_count(sum(pool.rules.values()), "job")
+    text = f"{number} of {', '.join(shorten_list(rules))}"
+    if pool.alone > pool.core_hours:
+        text += f", {pool.core_hours:.1f} core hours and those when an allocation is idle, instead"
+        text += f" of {pool.alone:.1f} with whole nodes for each job"
+    return text
 
 
 def _alone(made: JobPlan) -> str:

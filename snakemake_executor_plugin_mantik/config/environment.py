@@ -18,6 +18,7 @@ from ..jobs.pools import Pool
 from ..jobs.quoting import keep_literal
 from ..jobs.spec import Apptainer, Container, Environment, Resources, ScriptLimits
 from .environment_keys import ApptainerConfig, EnvironmentConfig, PythonConfig
+from .known_sites import node_cores
 from .model import BackendConfig
 from .named_files import read_edf, read_requirements
 
@@ -121,6 +122,7 @@ def find_pools(config: BackendConfig, account: str | None) -> dict[str, Pool]:
                 reservation=given.reservation, constraint=given.node_constraints, qos=given.qos,
             ),
             given.idle_s, given.count, config.site.term_grace_s, given.takes_s,
+            node_cores(config, given.queue),
         )
         for name, given in config.pools.items()
     }  # fmt: skip

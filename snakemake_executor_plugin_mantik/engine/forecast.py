@@ -248,6 +248,21 @@ class Forecast:
 
 
 @dataclass
+class PoolTotal:
+    """The sums of all jobs of one pool.
+
+    Attributes:
+        rules: number of jobs, by their rules.
+        core_hours: if each uses all of its walltime; without the time when an allocation is idle.
+        alone: the same if each were a job of its own: more where such a job gets whole nodes.
+    """
+
+    rules: dict[str, int] = field(default_factory=dict)
+    core_hours: float = 0.0
+    alone: float = 0.0
+
+
+@dataclass
 class Total:
     """The sums of all jobs at one site.
 
@@ -259,6 +274,7 @@ class Total:
         uploads: files to upload, each once: inputs, images and sources.
         unchecked: names of requested resources for which the site reports no limits, if the site
             was contacted.
+        pools: the sums of the pools' jobs, by their names.
     """
 
     jobs: int = 0
@@ -268,6 +284,7 @@ class Total:
     without_runtime: int = 0
     uploads: UploadForecast = field(default_factory=UploadForecast)
     unchecked: list[str] = field(default_factory=list)
+    pools: dict[str, PoolTotal] = field(default_factory=dict)
 
     def add(self, resources: Resources | None, cores: int | None, segments: int = 1) -> None:
         """Add a job that uses all of its walltime `segments` times."""
@@ -280,6 +297,16 @@ class Total:
         self.core_hours += hours * (cores or 0)
         self.without_cores += cores is None
         self.gpu_hours += hours * (resources.gpus_per_node or 0) * nodes
+
+    def add_pooled(self, rule: str, resources: Resources, cores: int | None) -> None:
+        """Add a job of a pool, for which a job of its own would get so many cores."""
+        if resources.pool is None or resources.runtime_s is None:
+            return
+        of_pool = self.pools.setdefault(resources.pool, PoolTotal())
+        of_pool.rules[rule] = of_pool.rules.get(rule, 0) + 1
+        hours = resources.runtime_s / 3600
+        of_pool.core_hours += hours * (resources.cpus_per_task or 1)
+        of_pool.alone += hours * (cores or 0)
 
 
 @dataclass

@@ -285,6 +285,11 @@ class Planner:
             return billed_cores(resources)
         return billed_cores(resources, node_cores(self.config, resources.queue))
 
+    def cores_alone(self, resources: Resources) -> int | None:
+        """Return the cores that a pool's job would occupy as a job of its own."""
+        queue = self._pool(resources.pool or "").resources.queue
+        return self.cores(replace(resources, pool=None, queue=queue))
+
     def spec(
         self,
         request: JobRequest,

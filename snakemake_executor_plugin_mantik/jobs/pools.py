@@ -42,6 +42,7 @@ class Pool:
         count: the most allocations at a time.
         grace_s: seconds that a job has to end after TERM (`Site: TermGrace`).
         takes_s: walltime of the longest jobs that run in it although their rule names no pool.
+        node_cores: cores of a node, where an allocation gets, and is billed for, whole nodes.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Pool:
     count: int
     grace_s: int
     takes_s: int | None = None
+    node_cores: int | None = None
 
     @property
     def directory(self) -> str:

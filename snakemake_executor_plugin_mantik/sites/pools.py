@@ -363,7 +363,7 @@ class _Pools:
             match name.split("."):
                 case ["used", _, _, there, of_jobs] if (there + of_jobs).isdecimal():
                     seconds, used = seconds + int(there), used + int(of_jobs)
-        now, cores = time.time(), pool.resources.cpus_per_task or 1
+        now, cores = time.time(), pool.node_cores or pool.resources.cpus_per_task or 1
         before = self._allocations.get(tag)
         known = before or Allocation(tag, self._site.name, pool.name, "", cores, now)
         started, over = phase is Phase.RUNNING or seconds > 0, phase is Phase.ENDED

@@ -83,6 +83,28 @@ def test_configs_of_known_sites_pass_the_check(site: KnownSite, tmp_path: Path) 
     assert site.source in file.read_text()
 
 
+@pytest.mark.parametrize(
+    ("site", "words", "cores"),
+    [
+        ("juwels", ("--queue", "batch"), 48),
+        ("daint", ("--environment", "modules"), 288),
+        ("daint", ("--environment", "uenv"), None),  # no pool can run its jobs
+        ("daint", ("--queue", "debug"), None),  # which has a short limit
+        ("bristen", (), None),  # it is not known whether jobs get whole nodes
+    ],
+)
+def test_where_jobs_get_whole_nodes_short_ones_share_them(
+    site: str, words: tuple[str, ...], cores: int | None, tmp_path: Path
+) -> None:
+    done = run("--site", site, *words, "-d", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    config = read_configs([f"{site}.yaml"], tmp_path)[site].config
+    pools = list(config.pools.values())
+    assert [(pool.cpus_per_node, pool.takes_s) for pool in pools] == [(cores, 900)] * bool(cores)
+    assert [pool.queue for pool in pools] == [config.resources.queue] * bool(cores)
+    assert "short: {Queue:" in (tmp_path / f"{site}.yaml").read_text()
+
+
 @pytest.mark.parametrize("there", [(), ("requirements.txt", "venv/pyvenv.cfg")], ids=str)
 @pytest.mark.parametrize(
     ("kind", "path", "part"),

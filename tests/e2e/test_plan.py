@@ -193,6 +193,46 @@ def test_core_hours_of_a_job_without_cpus_are_unknown(planned: Project) -> None:
     tells(said, "at most 1.0 core hours;")
 
 
+POOLED = """
+Resources: {Queue: batch, Runtime: 1h}
+Pools:
+  small: {Queue: batch, CPUsPerNode: 48, Runtime: 2h, Takes: 15m}
+"""
+SHORT = """
+    rule all:
+        input: expand("{n}.{kind}", n=range(30), kind=["one", "two"]), "long.txt"
+    rule one:
+        output: "{n}.one"
+        resources: runtime=10
+        shell: "date > {output}"
+    rule two:
+        output: "{n}.two"
+        threads: 4
+        resources: runtime=15
+        shell: "date > {output}"
+    rule long:
+        output: "long.txt"
+        shell: "date > {output}"
+"""
+
+
+def test_what_goes_to_a_pool_is_told_and_what_that_saves(project: Project) -> None:
+    url = "UnicoreApiUrl: https://unicore.fz-juelich.de/JUWELS/rest/core"
+    project.config.write_text(url + POOLED)
+    project.write("Snakefile", SHORT)
+    config = ["--mantik-backend-config", f"juwels={project.config}"]
+    pool = of(plan(project, "--json", *config))["sites"]["juwels"]["pools"]["small"]
+    assert pool == {"rules": {"one": 30, "two": 30}, "core_hours": 35.0, "alone": 600.0}
+    told = plan(project, *config).ok().output
+    tells(told, "juwels: 61 jobs, at most 83.0 core hours", "juwels, pool small: 60 jobs of"
+          " one (30), two (30), 35.0 core hours and those when an allocation is idle, instead of"
+          " 600.0 with whole nodes for each job.")  # fmt: skip
+
+    # Where a job gets the cores that it requests, nothing is saved.
+    project.config.write_text(url.replace("JUWELS", "OTHER") + POOLED)
+    tells(plan(project, *config).ok().output, "juwels, pool small: 60 jobs of one (30), two (30).")
+
+
 def test_a_job_that_cannot_be_sent_is_told_with_the_others(project: Project) -> None:
     rules = one_rule_each(
         a='shell: "echo {nonsense} > {output}"', b="resources: runtime=99999, nodes=99"

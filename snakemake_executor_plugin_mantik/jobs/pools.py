@@ -5,15 +5,18 @@ each allocation takes jobs by renaming their files. What it loses is harmless: t
 run once, and a job without a trace is submitted again.
 """
 
+import io
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Final
 
 from ..common.errors import UserError
 from ..common.humanize import humanize_duration
+from .packs import TarDamaged, read_tar
 from .paths import OURS
 from .resources import memory_per_node
 from .spec import Resources
@@ -222,14 +225,14 @@ def pack_jobs(jobs: Sequence[PooledJob]) -> bytes:
 
 
 def unpack_marks(content: bytes) -> dict[str, bytes]:
-    """Return the markers in a file of them, by their paths below `paths.TRIES`."""
+    """Return the markers in a file of them, by their paths below `paths.TRIES`.
+
+    A listing may show a file shorter than it is: a marker that is cut off is left out.
+    """
     found: dict[str, bytes] = {}
-    while content:
-        line, _, rest = content.partition(b"\n")
-        path, _, size = line.decode(errors="replace").rpartition(" ")
-        if not size.isdecimal():  # a listing may show a file shorter than it is: the end is cut off
-            break
-        found[path], content = rest[: int(size)], rest[int(size) :]
+    with suppress(TarDamaged):
+        for path, pieces in read_tar(io.BytesIO(content)):
+            found[path] = b"".join(pieces)
     return found
 
 

@@ -88,11 +88,11 @@ _HEAD = """\
 # jobs do is in the library in the workspace that the last lines read.
 """
 _TAIL = """\
-_m_site_job=${{PWD##*/}}
+_m_site_job=${{_m_pooled:-${{PWD##*/}}}}
 _m_library={library}
-_m_whole() {{ [[ $(sha256sum $_m_library 2> /dev/null) == {checksum}* ]]; }}
+_m_whole() {{ [[ $(sha256sum $_m_library 2> /dev/null) == {checksum}* ]] && _m_found=yes; }}
 cd -- "$_m_workspace" && until _m_whole || (( SECONDS >= _m_visible_s )); do sleep 0.2; done
-if _m_whole && . ./$_m_library; then
+if [ "${{_m_found-}}" ] && . ./$_m_library; then
   _m_main
   exit 1
 fi

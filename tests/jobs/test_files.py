@@ -374,7 +374,7 @@ def test_a_marker_without_any_room_tells_the_code(trial: Trial, code: int) -> No
 
 def test_a_marker_of_meta_alone(trial: Trial) -> None:
     trial.program("tail", "#!/bin/bash\nexit 1\n")
-    ended = trial.run(trial.spec("exit 4"))
+    ended = trial.run(trial.spec("echo said; exit 4"))
     assert ended.sure.bare
     assert ended.sure.exit_code == 4
     assert ended.sure.host

@@ -151,7 +151,7 @@ def test_a_late_signal_does_not_undo_a_success(trial: Trial) -> None:
 
 def test_a_late_signal_may_be_why_the_command_failed(trial: Trial) -> None:
     trial.program("tail", '#!/bin/sh\nkill -TERM $PPID\nexec /usr/bin/tail "$@"\n')
-    ended = trial.run(trial.spec("exit 3"))
+    ended = trial.run(trial.spec("echo said; exit 3"))
     assert ended.returned == ended.sure.exit_code == 3
     assert ended.sure.signal == "TERM"
 

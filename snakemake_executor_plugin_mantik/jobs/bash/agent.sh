@@ -116,27 +116,21 @@ _p_tell() {
   _p_told=$file
 } 2> /dev/null
 
-# Adds the marker of the job in slot $1 to those that are read at once; fails if there is none. One that
-# is not among them is read by itself: this only saves requests.
-_p_add_mark() {
-  local file size found=1
-  for file in "../../tries/${_p_buckets[$1]}/${_p_jobs[$1]}".[0-9]*; do
-    size=$(stat -c %s -- "$file") && (( size <= _p_mark_bytes )) || continue
-    { printf '%s %s\n' "${file#../../tries/}" "$size" && cat -- "$file"; } >> ".marks.$_p_alloc" ||
-      rm -f -- ".marks.$_p_alloc"
-    found=0
-  done
-  return "$found"
-}
-
-# Shows the markers that were added.
+# Shows the markers of jobs that have ended in one file, a tar, and removes the files of those that
+# have succeeded. A marker that is not among them is read by itself: this only saves requests.
 _p_show_marks() {
-  [ ! -e ".marks.$_p_alloc" ] || mv -T -- ".marks.$_p_alloc" "marks.$_p_alloc.$(( _p_marks++ ))"
+  local new=.marks.$_p_alloc
+  (( ${#_p_marked[@]} )) || return
+  ( cd ../../tries && exec find "${_p_marked[@]}" -maxdepth 0 -size "-$(( _p_mark_bytes + 1 ))c" -print0 ) |
+    tar -cf "$new" --format=gnu -C ../../tries --no-recursion --null -T - &&
+    mv -T -- "$new" "marks.$_p_alloc.$(( _p_marks++ ))" || rm -f -- "$new"
+  rm -f -- "${_p_succeeded[@]}"
+  _p_marked=() _p_succeeded=()
 }
 
 # Frees what jobs have that have ended, and ends those whose walltime is over.
 _p_reap() {
-  local n code
+  local n code mark file
   for n in "${!_p_pids[@]}"; do
     if kill -0 "${_p_pids[n]}" 2> /dev/null; then
       (( SECONDS < _p_ends[n] )) || _p_end "$n" time
@@ -145,12 +139,13 @@ _p_reap() {
     fi
     wait "${_p_pids[n]}"
     code=$?
-    if _p_add_mark "$n" && [ "${_p_hows[n]}$code" = 0 ]; then
-      rm -f -- "run.$_p_alloc.${_p_jobs[n]}"
+    mark=${_p_buckets[n]}/${_p_jobs[n]}.$code file=run.$_p_alloc.${_p_jobs[n]}
+    [ ! -e "../../tries/$mark" ] || _p_marked+=("$mark")
+    if [ -e "../../tries/$mark" ] && [ "${_p_hows[n]}$code" = 0 ]; then
+      _p_succeeded+=("$file")
     else
-      mv -T -- "run.$_p_alloc.${_p_jobs[n]}" "done.${_p_hows[n]:-$code}.${_p_jobs[n]}"
+      mv -T -- "$file" "done.${_p_hows[n]:-$code}.${_p_jobs[n]}"
     fi
-    rm -rf -- "jobs/pool.$_p_name.${_p_jobs[n]}"
     (( _p_cpus += _p_taken_cpus[n], _p_memory += _p_taken_memory[n], _p_gpus += _p_taken_gpus[n] ))
     _p_cpu_ids+=(${_p_own_cpus[n]})
     _p_gpu_ids+=(${_p_own_gpus[n]})
@@ -191,9 +186,9 @@ _p_take() {
   done
 }
 
-# Starts the job that `_p_take` has taken. The directory's name is the job's id for its claim.
+# Starts the job that `_p_take` has taken.
 _p_start() {
-  local n=$(( _p_last++ )) own=jobs/pool.$_p_name.$job list
+  local n=$(( _p_last++ )) list
   local IFS=$' \t\n'
   local -a command=(bash) pinned=()
   [ "$login" = 0 ] || command=(bash -l)
@@ -207,16 +202,14 @@ _p_start() {
   (( _p_cpus -= cpus, _p_memory -= memory, _p_gpus -= gpus ))
   _p_taken_cpus[n]=$cpus _p_taken_memory[n]=$memory _p_taken_gpus[n]=$gpus
   _p_jobs[n]=$job _p_buckets[n]=$bucket _p_hows[n]='' _p_ends[n]=$(( SECONDS + seconds + 1 ))
-  mkdir -p -- "$own"
   set -m
   (
-    cd -- "$own" || exit
-    export _m_pooled=yes SLURM_CPUS_PER_TASK=$cpus
+    export _m_pooled=pool.$_p_name.$job SLURM_CPUS_PER_TASK=$cpus
     if (( _p_all_gpus )); then
       gpus=${_p_own_gpus[n]// /,}
       export CUDA_VISIBLE_DEVICES=$gpus ROCR_VISIBLE_DEVICES=$gpus
     fi
-    exec "${command[@]}" "../../run.$_p_alloc.$job"
+    exec "${command[@]}" "run.$_p_alloc.$job"
   ) < /dev/null {_p_tick}>&- &
   _p_pids[n]=$!
   set +m
@@ -238,6 +231,7 @@ _p_main() {
   _p_all_gpus=$_p_gpus _p_last=0 _p_busy=$SECONDS _p_over='' _p_listed='' _p_look=''
   _p_marks=0 _p_scanned=''
   _p_pids=() _p_jobs=() _p_buckets=() _p_hows=() _p_ends=() _p_kills=() _p_ready=()
+  _p_marked=() _p_succeeded=()
   (( _p_memory )) || while read -r name size _; do
     [ "$name" != MemTotal: ] || _p_memory=$(( size / 1024 ))
   done < /proc/meminfo
@@ -265,6 +259,7 @@ _p_main() {
     fi
     [ -n "$_p_over" ] || _p_take
     if (( ! ${#_p_pids[@]} )); then
+      _p_show_marks
       [ -z "$_p_over" ] && (( SECONDS - _p_busy < _p_idle_s )) || break
       (( SECONDS + _p_grace_s < _p_runtime_s )) || break
       tick=0.5

@@ -222,9 +222,10 @@ _m_list_sent() {
 # Waits until all inputs have the submitted content. Another node may just have written them, and
 # network file systems show that with a delay.
 _m_check_inputs() {
-  local until=$(( SECONDS + _m_visible_s )) IFS=$' \t\n'
-  local -a _m_sent
-  _m_list_sent $(seq 0 3 $(( ${#_m_inputs[@]} - 1 )))
+  local until=$(( SECONDS + _m_visible_s )) i
+  local -a _m_sent all=()
+  for (( i = 0; i < ${#_m_inputs[@]}; i += 3 )); do all+=("$i"); done
+  _m_list_sent ${all[@]+"${all[@]}"}
   while :; do
     _m_find_absent
     if (( ! ${#_m_absent[@]} )); then

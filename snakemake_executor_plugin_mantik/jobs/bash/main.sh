@@ -87,7 +87,7 @@ _m_finish() {
 _m_link_up() {
   local up target=../..
   (( ${#_m_ups[@]} )) || return 0
-  mkdir -p .mantik/up || _m_fail "cannot make .mantik/up"
+  [ -d .mantik/up ] || mkdir -p .mantik/up || _m_fail "cannot make .mantik/up"
   for up in "${_m_ups[@]}"; do
     target+=/..
     [ -L ".mantik/up/$up" ] || ln -sT "$target" ".mantik/up/$up" 2>/dev/null ||

@@ -42,13 +42,14 @@ _m_safe_name() {  # fails if the site's file API cannot transfer it; it then goe
   case $1 in *[!\ -~]* | *[%\'\\\$\`\"]*) return 1 ;; esac
 }
 
-# Lists the job's outputs: sets _m_type, _m_size, _m_mode, _m_time, _m_target, _m_path, _m_lacking.
+# Lists the job's outputs: sets _m_type, _m_size, _m_mode, _m_time, _m_target, _m_path, _m_lacking, and
+# _m_begun, when the command began.
 _m_survey() {
   local i kind path folder until=$(( SECONDS + _m_visible_s )) found=$_m_work/marker/found
   local -a there outer=()
   local -A whole=()
   _m_places=()
-  _m_type=() _m_size=() _m_mode=() _m_time=() _m_target=() _m_path=()
+  _m_type=() _m_size=() _m_mode=() _m_time=() _m_target=() _m_path=() _m_begun=
   while :; do
     there=() _m_lacking=()
     for (( i = 0; i < ${#_m_outputs[@]}; i += 3 )); do
@@ -67,6 +68,7 @@ _m_survey() {
     sleep 0.5
   done
   : > "$found" || return
+  [ ! -e "$_m_work/begun" ] || outer=("$_m_work/begun")
   for path in ${there[@]+"${there[@]}"}; do [ ! -d "$path" ] || whole[$path]=yes; done
   # An output inside another one, a directory, is listed with that directory.
   for path in ${there[@]+"${there[@]}"}; do
@@ -83,6 +85,7 @@ _m_survey() {
   local type size mode time target
   while IFS= read -r -d '' type && IFS= read -r -d '' size && IFS= read -r -d '' mode &&
     IFS= read -r -d '' time && IFS= read -r -d '' target && IFS= read -r -d '' path; do
+    if [ "$path" = "$_m_work/begun" ]; then _m_begun=$time; continue; fi
     case $type in f | d | l) ;; *) continue ;; esac
     _m_type+=("$type") _m_size+=("$size") _m_mode+=("$mode") _m_time+=("$time")
     _m_target+=("$target") _m_path+=("$path")
@@ -165,29 +168,33 @@ _m_make_archive() {
 # Sets _m_since to the moment at which the command began, as find takes it. It is slightly too early,
 # since clocks of file systems tick: the command may have made a file in the same tick.
 _m_set_since() {
-  _m_since=$(find "$_m_work/begun" -printf %T@) || return
-  case ${_m_since#*.} in
-    000*) _m_since=$(( ${_m_since%.*} - 1 )).999 ;;
-    *) _m_since=${_m_since%.*}.$(printf %.3s "${_m_since#*.}") ;;
+  case ${_m_begun#*.} in
+    000*) _m_since=$(( ${_m_begun%.*} - 1 )).999 ;;
+    *) _m_since=${_m_begun#*.}; _m_since=${_m_begun%.*}.${_m_since:0:3} ;;
   esac
 }
 
-# Prints the directories that may hold new files: a new file changes its directory, of which archives
-# may set back the time of modification.
-_m_changed_directories() {
-  local -a search=(-mindepth 1 '(' -name '.*' -o -name __pycache__ ')' -prune
-    -o -type d -newerct "@$_m_since" -print0)
-  printf '%s\0' "$@"
-  timeout 3 find "$@" -maxdepth 3 "${search[@]}"
-} 2>/dev/null
+# Starts find with the arguments; `_m_next` reads the next field of what it prints, for 3 s in all.
+_m_search() {
+  exec {_m_fields}< <(printf '%s\0' "$BASHPID"; exec find "$@" 2> /dev/null)
+  _m_until=$(( SECONDS + 3 ))
+  IFS= read -r -d '' -u "$_m_fields" _m_finder
+}
+
+_m_next() { (( SECONDS <= _m_until )) && IFS= read -r -t 3 -d '' -u "$_m_fields" "$1"; }
+
+_m_end_search() {
+  (( SECONDS <= _m_until )) || kill "$_m_finder" 2> /dev/null
+  exec {_m_fields}<&-
+}
 
 _m_find_undeclared() {
   local n=0
-  local i path size time mode _m_since
+  local i path size time mode _m_since _m_fields _m_finder _m_until
   local -a folders=(.)
   local -A _m_places=() near=([.]=yes)
   : > "$_m_work/marker/new" || return
-  [ "$_m_code" = 0 ] && [ -z "$_m_signal" ] && [ -e "$_m_work/begun" ] && _m_set_since || return 0
+  [ "$_m_code" = 0 ] && [ -z "$_m_signal" ] && [ -n "$_m_begun" ] && _m_set_since || return 0
   for (( i = 2; i < ${#_m_inputs[@]}; i += 3 )); do _m_places[${_m_inputs[i]}]=yes; done
   for (( i = 2; i < ${#_m_outputs[@]}; i += 3 )); do
     _m_places[${_m_outputs[i]}]=yes
@@ -198,18 +205,23 @@ _m_find_undeclared() {
     fi
   done
   near=()
-  while IFS= read -r -d '' path; do
+  for path in "${folders[@]}"; do _m_is_placed "$path" || near[$path]=yes; done
+  # A new file changes its directory, of which archives may set back the time of modification.
+  _m_search "${folders[@]}" -maxdepth 3 -mindepth 1 '(' -name '.*' -o -name __pycache__ ')' -prune \
+    -o -type d -newerct "@$_m_since" -print0
+  while (( ${#near[@]} < 500 )) && _m_next path; do
     [ -n "${near[$path]+yes}" ] || _m_is_placed "$path" || near[$path]=yes
-    (( ${#near[@]} < 500 )) || break
-  done < <(_m_changed_directories "${folders[@]}")
+  done
+  _m_end_search
   (( ${#near[@]} )) || return 0
-  while IFS= read -r -d '' size && IFS= read -r -d '' time && IFS= read -r -d '' mode &&
-    IFS= read -r -d '' path; do
+  _m_search "${!near[@]}" -mindepth 1 -maxdepth 1 ! -name '.*' -type f -newerct "@$_m_since" \
+    -printf '%s\0%T@\0%m\0%p\0'
+  while _m_next size && _m_next time && _m_next mode && _m_next path; do
     ! _m_is_placed "$path" || continue
     (( n++ < 500 )) || break
     printf '%s\0' "$size" "$time" "$mode" "${path#./}" >&7 || { : > "$_m_work/marker/new"; break; }
-  done 7>> "$_m_work/marker/new" < <(timeout 3 find "${!near[@]}" -mindepth 1 -maxdepth 1 \
-    ! -name '.*' -type f -newerct "@$_m_since" -printf '%s\0%T@\0%m\0%p\0' 2>/dev/null)
+  done 7>> "$_m_work/marker/new"
+  _m_end_search
   return 0
 }
 
@@ -229,17 +241,21 @@ _m_write_meta() {
 
 # Tries once to write the marker, with the content of level $1.
 _m_try_marker() {
-  local level=$1 staging=$_m_work/marker new=$_m_tries/.$_m_try.tmp
+  local level=$1 staging=$_m_work/marker new=$_m_tries/.$_m_try.tmp log_bytes=0
   local -a what=(meta)
   case $level in
     full | lean | listed)
       _m_sort_out "$level" && _m_make_archive || return
       : > "$staging/lacking" || return
       (( ${#_m_lacking[@]} == 0 )) || printf '%s\0' "${_m_lacking[@]#./}" > "$staging/lacking" || return
-      tail -c "$_m_log_tail_bytes" "$_m_work/log" > "$staging/log" || return
+      : > "$staging/log" || return
+      if [ -s "$_m_work/log" ]; then
+        tail -c "$_m_log_tail_bytes" "$_m_work/log" > "$staging/log" || return
+        log_bytes=$(stat -c %s -- "$_m_work/log") || return
+      fi
       _m_write_meta files "${#_m_path[@]}" lacking "${#_m_lacking[@]}" \
         archive_size "$_m_archive_size" archive_sha256 "$_m_archive_sum" \
-        log_bytes "$(stat -c %s -- "$_m_work/log")" || return
+        log_bytes "$log_bytes" || return
       what=(meta missing lacking files new log)
       [ -e "$staging/missing" ] || : > "$staging/missing" || return
       [ -e "$staging/new" ] || : > "$staging/new" || return

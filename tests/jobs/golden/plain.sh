@@ -24,11 +24,11 @@ _m_temporary=(TMP TEMPDIR TEMP)
 _m_shell=bash
 _m_commands=('set -euo pipefail; python main.py 1 > '"'"'results/it'"'"'"'"'"'"'"'"'s ü.txt'"'"'')
 
-_m_site_job=${PWD##*/}
+_m_site_job=${_m_pooled:-${PWD##*/}}
 _m_library=.mantik/lib-CHECKSUM.sh
-_m_whole() { [[ $(sha256sum $_m_library 2> /dev/null) == CHECKSUM* ]]; }
+_m_whole() { [[ $(sha256sum $_m_library 2> /dev/null) == CHECKSUM* ]] && _m_found=yes; }
 cd -- "$_m_workspace" && until _m_whole || (( SECONDS >= _m_visible_s )); do sleep 0.2; done
-if _m_whole && . ./$_m_library; then
+if [ "${_m_found-}" ] && . ./$_m_library; then
   _m_main
   exit 1
 fi

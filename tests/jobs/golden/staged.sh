@@ -47,11 +47,11 @@ q6ytrq+wsbKztLW2t7i5uru8vb6/wMHCw8TFxsfIycrLzM3Oz9DR0tPU1dbX2Nna29zd3t/g4eLj
 _M_INLINE
 }
 
-_m_site_job=${PWD##*/}
+_m_site_job=${_m_pooled:-${PWD##*/}}
 _m_library=.mantik/lib-CHECKSUM.sh
-_m_whole() { [[ $(sha256sum $_m_library 2> /dev/null) == CHECKSUM* ]]; }
+_m_whole() { [[ $(sha256sum $_m_library 2> /dev/null) == CHECKSUM* ]] && _m_found=yes; }
 cd -- "$_m_workspace" && until _m_whole || (( SECONDS >= _m_visible_s )); do sleep 0.2; done
-if _m_whole && . ./$_m_library; then
+if [ "${_m_found-}" ] && . ./$_m_library; then
   _m_main
   exit 1
 fi

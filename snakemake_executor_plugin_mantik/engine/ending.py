@@ -62,6 +62,8 @@ _BEFORE_INPUTS: Final = STEPS[: STEPS.index("inputs")]
 """Steps before `inputs`: if one fails, the bundles may not have been unpacked."""
 _LOG_END_BYTES: Final = 16 << 10
 """How much of a log file to read for its last lines."""
+_ASKED_IN_GRACE: Final = 5
+"""How often the scheduler is asked, at least, why a job got a signal: some answers are none."""
 _TELLING: Final = (
     Reason.TIME_LIMIT,
     Reason.OUT_OF_MEMORY,
@@ -440,13 +442,14 @@ async def find_reason(
     """
     reason, ask = read_reason(marker, limit)
     state: JobState | None = None
+    grace_s = settings.timing.marker_grace_s
     with suppress(TimeoutError):
-        async with asyncio.timeout(settings.timing.marker_grace_s):
+        async with asyncio.timeout(grace_s):
             while ask:
                 state = await _last_state(site, record, ids)
                 if state is not None and state.phase is not Phase.WAITING:
                     break
-                await asyncio.sleep(settings.timing.poll_min_s)
+                await asyncio.sleep(min(settings.timing.poll_min_s, grace_s / _ASKED_IN_GRACE))
     if state is None:
         return reason, ""
     if state.phase is Phase.WAITING:

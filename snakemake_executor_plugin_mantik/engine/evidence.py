@@ -9,13 +9,14 @@ submitted again.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from ..common.errors import SiteNotFound, SiteRejected, SiteUnreachable
 from ..config.settings import SiteSettings
 from ..jobs.paths import is_try_id, parse_marker_name
+from ..jobs.pools import parse_job_id
 from ..jobs.reasons import Reason
 from ..journal import TryRecord, decode_identity
 from ..sites.base import Entry, JobState, Phase, Site
@@ -167,7 +168,10 @@ class Evidence:
     @property
     def last_state(self) -> JobState:
         """Return the state with which the scheduler, or its silence, ends it."""
-        return self.states[self.job] if self.states and self.job else _LOST
+        if self.states and self.job:
+            return self.states[self.job]
+        pooled = any(map(parse_job_id, self.ids))
+        return replace(_LOST, reason=Reason.ALLOCATION_ENDED) if pooled else _LOST
 
     def see(
         self, try_id: str, entries: Mapping[str, Entry], now: float, longest_s: float = math.inf

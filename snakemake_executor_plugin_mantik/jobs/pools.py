@@ -65,6 +65,12 @@ class Pool:
         """The longest walltime of a job that an allocation takes when it begins."""
         return (self.resources.runtime_s or 0) - self.grace_s - 3 * MARGIN_S
 
+    def takes(self, cpus: int, gpus: int, seconds: int) -> bool:
+        """Return whether an allocation can run a job that requests these."""
+        ours = self.resources
+        fits = cpus <= (ours.cpus_per_task or 1) and gpus <= (ours.gpus_per_node or 0)
+        return fits and seconds <= self.longest_s
+
     def share(self, cpus: float, gpus: float) -> float:
         """Return how many allocations jobs occupy that have so many CPUs and GPUs together."""
         ours = self.resources

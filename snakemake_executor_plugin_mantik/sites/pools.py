@@ -15,7 +15,15 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
-from ..common.errors import SiteBusy, SiteError, SiteNotFound, SiteRejected, SiteUnreachable
+from ..common.errors import (
+    MantikError,
+    SiteBusy,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+    SiteUnreachable,
+    UserError,
+)
 from ..jobs.paths import TRIES
 from ..jobs.pools import (
     MARK_BYTES,
@@ -34,6 +42,9 @@ from .base import MISSING, Entry, JobState, Phase, Site, SiteFacts, Submission, 
 
 _TOGETHER_S: Final = 0.5
 """Seconds in which jobs gather that are sent in one file."""
+_FULL_FIRST_S: Final = 30.0
+_FULL_LONGEST_S: Final = 900.0
+"""Least and most seconds between two requests for allocations that a site has no room for."""
 _FOUND_S: Final = 120.0
 """Seconds in which the site must deny an allocation until it counts as none."""
 _SHOWN_S: Final = 1.5
@@ -60,15 +71,37 @@ class _Look:
 
     Attributes:
         states: of the jobs, by their tags.
+        ready: the names of the files in which single jobs wait, by their tags.
         sent: whether there are jobs that no allocation has unpacked yet; their tags are not shown.
         wanted: how many allocations the jobs would fill; 0 if none waits.
         alive: how many allocations run or are about to.
     """
 
     states: dict[str, JobState] = field(default_factory=dict)
+    ready: dict[str, str] = field(default_factory=dict)
     sent: bool = False
     wanted: int = 0
     alive: int = 0
+
+
+@dataclass
+class _Refusal:
+    """That the site has refused an allocation of a pool.
+
+    Attributes:
+        why: the site's words.
+        until: when to request one again, by the loop's clock.
+        pause: seconds from the refusal until then.
+    """
+
+    why: str = ""
+    until: float = 0.0
+    pause: float = 0.0
+
+    @property
+    def final(self) -> bool:
+        """Whether it ends the jobs that wait."""
+        return self.until == math.inf
 
 
 @dataclass
@@ -100,7 +133,11 @@ class _Pools:
         self._marks: dict[str, bytes] = {}
         self._read: set[str] = set()
         self._marks_read = 0.0
-        self._refused: dict[str, str] = {}
+        self._requests: dict[str, asyncio.Task[None]] = {}
+        self._refusals: defaultdict[str, _Refusal] = defaultdict(_Refusal)
+        self._requested: set[str] = set()
+        self._rejected: dict[str, JobState] = {}
+        self._files: dict[str, str] = {}
         self._orders = itertools.count(time.time_ns() // 1_000_000)
 
     def __getattr__(self, name: str) -> Any:
@@ -111,13 +148,15 @@ class _Pools:
         return self._open
 
     async def close(self) -> None:
-        tasks = [*self._sending, *filter(None, [self._watching])]
+        tasks = [*self._sending, *self._requests.values(), *filter(None, [self._watching])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.notify = None  # nothing is requested any more
+        requested, self.notify = self.notify is not None, None  # nothing is requested any more
         with suppress(SiteError, TimeoutError):
             async with asyncio.timeout(_LAST_LOOK_S):
+                if requested:
+                    await self._withdraw()
                 await self._look_again()
         await self._site.close()
 
@@ -147,7 +186,10 @@ class _Pools:
         for part in split_jobs(self._gathered.pop(name).jobs, self._open.upload_bytes):
             cpus = sum(job.resources.cpus_per_task or 1 for job in part)
             path = f"{pool.directory}/in.{cpus}.{uuid.uuid4()}"
+            self._files |= dict.fromkeys((job.tag for job in part), path)
             await self._site.put(path, pack_jobs(part))
+        if self._refusals[name].final:  # the site is asked again for these
+            del self._refusals[name]
         with suppress(SiteBusy, SiteUnreachable):  # the next look at the jobs tries again
             await self._look(pool)
 
@@ -201,10 +243,20 @@ class _Pools:
         for pool, tags in self._own(ids).items():
             for tag in tags:
                 await self._site.put(f"{pool.directory}/stop.{tag}", b"stop\n")
+            await self._drop(tag for tag in tags if "/in." in self._files.get(tag, ""))
+
+    async def _drop(self, tags: Iterable[str]) -> None:
+        """Remove the files in which jobs wait that are over; one with others stays for these."""
+        files = dict.fromkeys(self._files.pop(tag) for tag in list(tags) if tag in self._files)
+        kept = set(self._files.values())
+        for file in [file for file in files if file not in kept]:
+            await self._site.remove(file)
 
     async def forget(self, ids: Sequence[str], *, succeeded: bool = False) -> None:
         if others := [job for job in ids if parse_job_id(job) is None]:
             await self._site.forget(others, succeeded=succeeded)
+        if not succeeded:
+            await self._drop(tag for tags in self._own(ids).values() for tag in tags)
 
     async def extend(self, ids: Sequence[str], seconds: float) -> None:
         others = [job for job in ids if parse_job_id(job) is None]
@@ -233,12 +285,13 @@ class _Pools:
         pool = self._sent.get(name.rpartition("/")[2].partition(".")[0])
         if pool is None:
             return None
-        now = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        now = clock()
         async with self._marks_locks[pool.name]:
             for due in (now, now + _SHOWN_S):  # by then the agent shows it, if at all
                 if name not in self._marks and self._marks_read < due:
-                    await asyncio.sleep(max(0.0, due - time.monotonic()))
-                    self._marks_read = time.monotonic()
+                    await asyncio.sleep(max(0.0, due - clock()))
+                    self._marks_read = clock()
                     await self._read_marks(pool)
             return self._marks.pop(name, None)
 
@@ -266,7 +319,9 @@ class _Pools:
         state = look.states.get(tag, JobState(Phase.WAITING) if look.sent else MISSING)
         if state.phase is not Phase.WAITING:
             return state
-        refused = self._refused.get(pool.name, "")
+        refused = self._refusals[pool.name].why
+        if self._refusals[pool.name].final:
+            return JobState(Phase.ENDED, Reason.REJECTED, refused)
         return replace(
             state, scheduler_id="", never=False, waits=refused or state.waits or "",
             pending=refused or state.pending,
@@ -274,6 +329,7 @@ class _Pools:
 
     async def _look(self, pool: Pool) -> _Look:
         """List a pool's directory, and request allocations if it has too few for what waits."""
+        begun = self._requests.get(pool.name)
         async with self._locks[pool.name]:
             try:
                 entries = await self._site.list(pool.directory)
@@ -281,28 +337,86 @@ class _Pools:
                 entries = {}
             look = _read(pool, entries, await self._follow(pool, entries))
             self._sent.update(dict.fromkeys(look.states, pool))  # an earlier run's, too
-            if self.notify is not None:
-                for _ in range(look.alive, min(pool.count, look.wanted)):
-                    await self._start(pool)
+            for tag in look.states.keys() & self._files.keys():
+                del self._files[tag]
+            self._files |= {tag: f"{pool.directory}/{name}" for tag, name in look.ready.items()}
+            if state := self._rejected.pop(pool.name, None):
+                self._refuse(pool, state.detail, final=not (state.later or look.alive))
+            self._see_to(pool, look, begun)
             return look
+
+    def _see_to(self, pool: Pool, look: _Look, begun: "asyncio.Task[None] | None") -> None:
+        """Request allocations if a pool has too few for what waits.
+
+        `begun` are the last requests before the directory was listed.
+        """
+        lacking = min(pool.count, look.wanted) - look.alive
+        listed = begun is self._requests.get(pool.name) and (begun is None or begun.done())
+        now = asyncio.get_running_loop().time()
+        if self.notify and listed and lacking > 0 and now >= self._refusals[pool.name].until:
+            requests = self._request(pool, lacking, alone=not look.alive)
+            self._requests[pool.name] = asyncio.create_task(requests)
+
+    async def _request(self, pool: Pool, number: int, *, alone: bool) -> None:
+        """Request allocations, while others look at the jobs."""
+        try:
+            for _ in range(number):
+                await self._start(pool)
+                alone = False
+        except (SiteRejected, UserError) as error:
+            self._refuse(pool, error.what, final=alone)
+        except SiteError as error:
+            self._refuse(pool, error.what, seconds=error.retry_after)
+
+    def _refuse(
+        self, pool: Pool, why: str, *, final: bool = False, seconds: float | None = None
+    ) -> None:
+        """Request no allocation for a while, each time for longer; or until more jobs are sent.
+
+        A refusal is not final if the pool has another allocation: it may be for the number of them.
+        """
+        now, before = asyncio.get_running_loop().time(), self._refusals[pool.name]
+        pause = min(max(2 * before.pause, seconds or 0.0, _FULL_FIRST_S), _FULL_LONGEST_S)
+        until = math.inf if final else now + pause
+        why = f"the site refuses the pool's allocation: {why}"
+        self._refusals[pool.name] = _Refusal(why, until, pause)
+
+    async def _withdraw(self) -> None:
+        """Cancel the allocations that have not started yet and for which no jobs wait any more."""
+        for pool in dict.fromkeys(self._sent.values()):
+            entries = await self._site.list(pool.directory)
+            states = await self._follow(pool, entries)
+            if not _read(pool, entries, states).wanted:
+                waiting = [tag for tag, state in states.items() if state.phase is Phase.WAITING]
+                await self._site.cancel([self._ids[tag] for tag in waiting])
 
     async def _start(self, pool: Pool) -> None:
         """Request an allocation. The file that names it is there before it is submitted."""
-        tag = str(uuid.uuid4())
-        await self._site.put(f"{pool.directory}/pool.{tag}", b"requested\n")
+        tag = f"{time.time_ns():x}-{uuid.uuid4().hex[:16]}"  # the first of two in a second is first
+        self._requested.add(tag)
+        try:
+            await self._site.put(f"{pool.directory}/pool.{tag}", b"requested\n")
+        except SiteRejected as error:  # a full disk refuses no allocation
+            raise SiteBusy(error.what, where=error.where) from error
+        # Another controller may have requested one at the same time.
+        entries = (await self._site.list(pool.directory)).values()
+        alive = sorted(
+            (entry.modified, entry.name) for entry in entries
+            if entry.name.startswith("pool.") and entry.name[5:] not in self._ended
+        )  # fmt: skip
+        if f"pool.{tag}" in [name for _, name in alive[pool.count :]]:
+            await self._site.remove(f"{pool.directory}/pool.{tag}")
+            return
         script = agent_script(pool, self._open.workspace, tag)
         submission = Submission(tag, f"pool {pool.name}", script, pool.resources)
         try:
             self._ids[tag] = await self._site.submit(submission)
         except SiteUnreachable:
             raise
-        except SiteError as error:
-            await self._site.remove(f"{pool.directory}/pool.{tag}")
-            if isinstance(error, SiteRejected):
-                self._refused[pool.name] = f"the site refuses the pool's allocation: {error.what}"
-                return
+        except MantikError:
+            with suppress(SiteError):
+                await self._site.remove(f"{pool.directory}/pool.{tag}")
             raise
-        self._refused.pop(pool.name, None)
         self._record(pool, tag, Phase.WAITING)
         if self.notify is not None:
             queue = pool.resources.queue or "default"
@@ -328,8 +442,11 @@ class _Pools:
         open_ = [self._ids[tag] for tag in tags & self._ids.keys() if tag not in self._ended]
         states = await self._site.states(open_) if open_ else {}
         for tag in tags:
-            if states.get(self._ids.get(tag, ""), MISSING).phase is Phase.ENDED:
+            state = states.get(self._ids.get(tag, ""), MISSING)
+            if state.phase is Phase.ENDED:
                 self._ended.add(tag)
+            if state.reason is Reason.REJECTED and tag in self._requested:
+                self._rejected[pool.name] = state
         now = self._site.clock
         for tag, own in files.items():
             phase = states.get(self._ids.get(tag, ""), MISSING).phase
@@ -348,11 +465,10 @@ class _Pools:
                     await self._site.forget([self._ids[tag]] if tag in self._ids else [])
                 if lost and tag not in self._ended:
                     self._ids.pop(tag, None)
-        return {
-            tag: _ENDED if tag in self._ended else states.get(self._ids.get(tag, ""), MISSING)
-            for tag in here
-            if tag in self._ids or tag in files
-        }
+        known = {t: states.get(self._ids.get(t, ""), MISSING) for t in here}
+        known |= dict.fromkeys(here & self._ended, _ENDED)
+        # Of one that nobody knows any more only jobs are left.
+        return {t: s for t, s in known.items() if t in files or s.phase is not Phase.UNKNOWN}
 
     def _record(self, pool: Pool, tag: str, phase: Phase, files: Iterable[str] = ()) -> None:
         """Record what is known of an allocation, from the names of its own files, if it is new."""
@@ -397,30 +513,35 @@ def _read(pool: Pool, entries: Mapping[str, Entry], allocations: Mapping[str, Jo
     queued = next((state for state in alive if state.phase is Phase.WAITING), None)
     # A running allocation has no room for what waits, so it waits its turn.
     waits = JobState(Phase.WAITING) if started or queued is None else queued
-    done, ready, run = dict[str, JobState](), dict[str, JobState](), dict[str, JobState]()
+    second, gone, done, ready, run = (dict[str, JobState]() for _ in range(5))
     stopped = {name.removeprefix("stop.") for name in entries}
     for name in entries:
         match name.split("."):
             case ["in", number, _]:
                 look.sent = waiting = True
                 cpus += int(number)
-            case ["ready", _, number, _, more, _, _, _, tag]:
-                ready[tag] = waits
-                if tag not in stopped:
-                    waiting = True
+            case ["ready", _, number, _, more, seconds, _, _, tag]:
+                look.ready[tag] = name
+                # What was sent when allocations were larger is never taken: it is sent again.
+                if tag not in stopped and pool.takes(int(number), int(more), int(seconds)):
+                    ready[tag], waiting = waits, True
                     cpus, gpus = cpus + int(number), gpus + int(more)
             case ["run", allocation, tag]:
                 holder = allocations.get(allocation, MISSING)
                 if allocation in allocations and holder is not _ENDED:  # files of ended ones stay
                     cpus += 1
-                run[tag] = _GONE if holder is _ENDED else JobState(holder.phase)
+                if holder is _ENDED or holder.phase is Phase.WAITING:  # it was put back
+                    gone[tag] = _GONE
+                else:
+                    run[tag] = JobState(holder.phase)
             case ["done", how, tag]:
                 code = int(how) if how.isdecimal() else None
                 reason = _HOWS.get(how, Reason.EXIT_CODE)
-                done[tag] = JobState(Phase.ENDED, reason, f"in the pool {pool.name}", code)
-    # A job may have been sent again: what is alive of it counts first.
-    gone = {tag: state for tag, state in run.items() if state is _GONE}
-    look.states = {**gone, **done, **ready, **{t: s for t, s in run.items() if s is not _GONE}}
+                ended = JobState(Phase.ENDED, reason, f"in the pool {pool.name}", code)
+                (second if code == 0 else done)[tag] = ended
+    # A job may have been sent again: what is alive of it counts first. One that returned 0 and left
+    # no marker is a second start of it.
+    look.states = {**second, **gone, **done, **ready, **run}
     look.wanted = math.ceil(pool.share(cpus, gpus)) if waiting else 0
     return look
 

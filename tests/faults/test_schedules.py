@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.plays import Play
-from tests.support.schedules import KINDS, Schedule, fewest
+from tests.support.schedules import KINDS, OF_POOLS, Schedule, fewest
 from tests.support.seeds import seeds
 
 SEEDS = seeds(400, number="MANTIK_SCHEDULES")
@@ -42,6 +42,8 @@ COUNTED = {
     ("journals", "deaths"): ("journals lost or put back",),
     ("targets",): ("removals under a reader",),
     ("slow", "answers"): ("jobs that went to another site",),
+    ("lost allocations",): ("jobs whose allocation ended",),
+    ("refused allocations",): ("allocations that were refused",),
 }
 """What depends on the moment, by the kinds of misfortune that alone may happen then."""
 
@@ -63,11 +65,13 @@ def fails(schedule: Schedule) -> bool:
 
 
 def play_seeds(
-    seeds: range, record: Callable[[str, object], None], *, moving: bool = False
+    seeds: range,
+    record: Callable[[str, object], None],
+    chosen: Callable[..., Schedule] = Schedule,
 ) -> None:
     """Play the schedules of seeds, and record their kinds of misfortune."""
     for seed in seeds:
-        make = partial(Schedule, seed, moving=moving)
+        make = partial(chosen, seed)
         schedule = make()
         record("misfortunes", sorted(schedule.kinds))
         try:
@@ -89,7 +93,13 @@ def test_outputs_that_stay_and_move(
     block: int, record_property: Callable[[str, object], None]
 ) -> None:
     """Half as many, in which nearly each job reads what stays at its place or another one."""
-    play_seeds(SEEDS[block : block + BLOCK], record_property, moving=True)
+    play_seeds(SEEDS[block : block + BLOCK], record_property, partial(Schedule, moving=True))
+
+
+@pytest.mark.parametrize("block", range(0, len(SEEDS), 2 * BLOCK))
+def test_jobs_of_pools(block: int, record_property: Callable[[str, object], None]) -> None:
+    """Half as many, in which most jobs run in allocations of a pool."""
+    play_seeds(SEEDS[block : block + BLOCK], record_property, partial(Schedule, pools=True))
 
 
 @pytest.mark.parametrize("kept", COUNTED, ids=" and ".join)
@@ -97,7 +107,8 @@ def test_what_is_counted_happens(kept: tuple[str, ...]) -> None:
     """It must not become something that no seed meets any more."""
     lacking = set(COUNTED[kept])
     for seed in range(200):
-        schedule = Schedule(seed, [kind for kind in KINDS if kind not in kept])
+        without = [kind for kind in (*KINDS, *OF_POOLS) if kind not in kept]
+        schedule = Schedule(seed, without, pools=kept[0] in OF_POOLS)
         play(schedule)
         lacking -= (+schedule.happened).keys()
         if not lacking:

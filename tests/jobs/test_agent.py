@@ -52,9 +52,9 @@ class Allocations:
         text = f"cd {self.workspace}\n{script}\n"
         return PooledJob(str(uuid.uuid4()), text.encode(), resources, False, self.order)
 
-    def start(self, pool: Pool = POOL) -> "subprocess.Popen[str]":
+    def start(self, pool: Pool = POOL, allocation: str = "") -> "subprocess.Popen[str]":
         script = self.workspace / f"agent-{len(self.agents)}"
-        allocation = str(uuid.uuid4())
+        allocation = allocation or str(uuid.uuid4())
         script.write_text(agent_script(pool, str(self.workspace), allocation))
         (self.directory / f"pool.{allocation}").touch()
         environment = {k: v for k, v in os.environ.items() if "VISIBLE_DEVICES" not in k}
@@ -256,6 +256,14 @@ def test_a_signal_to_the_allocation_ends_its_jobs(pool: Allocations) -> None:
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(60) == 0
     assert pool.done() == {tag: "pool"}
+
+
+def test_what_ran_before_an_allocation_was_put_back_has_ended(pool: Allocations) -> None:
+    (pool.directory / "run.again.lost").touch()
+    (pool.directory / "run.other.runs").touch()
+    assert pool.start(allocation="again").wait(60) == 0
+    assert pool.done() == {"lost": "pool"}
+    assert (pool.directory / "run.other.runs").exists()
 
 
 def test_a_job_that_does_not_fit_the_time_that_is_left_stays(pool: Allocations) -> None:

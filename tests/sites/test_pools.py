@@ -1,11 +1,19 @@
 """What a site with pools requests, from listings of a pool's directory."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import SiteNotFound
+from snakemake_executor_plugin_mantik.common.errors import (
+    SiteBusy,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+)
 from snakemake_executor_plugin_mantik.jobs.pools import Allocation, Pool, job_id
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import (
     MISSING,
@@ -17,8 +25,10 @@ from snakemake_executor_plugin_mantik.sites.base import (
     Submission,
 )
 from snakemake_executor_plugin_mantik.sites.pools import with_pools
+from tests.support.virtualtime import run
 
 POOL = Pool("small", Resources(runtime_s=600, cpus_per_task=2), 60, 2, 10)
+ONE_CPU = Resources(runtime_s=600, cpus_per_task=1)
 
 
 Found = dict[str, list[str]]
@@ -33,6 +43,8 @@ class Listed:
     def __init__(self, *names: str, **jobs: JobState) -> None:
         self.names = dict.fromkeys(names, self.clock)
         self.jobs = jobs
+        self.refusal: SiteError | JobState | None = None
+        self.asked = 0
 
     async def open(self, *, make: bool = True) -> SiteFacts:
         return SiteFacts("/ws", "Listed 1", orders_jobs=True, upload_bytes=1 << 20)
@@ -57,23 +69,31 @@ class Listed:
     async def forget(self, ids: Sequence[str]) -> None:
         pass
 
+    async def cancel(self, ids: Sequence[str]) -> None:
+        self.jobs |= dict.fromkeys(ids, JobState(Phase.ENDED, Reason.CANCELLED))
+
     async def close(self) -> None:
         pass
 
     async def submit(self, submission: Submission) -> str:
-        self.jobs[submission.tag] = JobState(Phase.WAITING)
+        self.asked += 1
+        if isinstance(self.refusal, SiteError):
+            raise self.refusal
+        self.jobs[submission.tag] = self.refusal or JobState(Phase.WAITING)
         return submission.tag
 
 
-async def opened(listed: Listed) -> Site:
-    site = with_pools(listed, [POOL])  # type: ignore[arg-type]
+async def opened(listed: Listed, pool: Pool = POOL) -> Site:
+    site = with_pools(listed, [pool])  # type: ignore[arg-type]
     site.notify = lambda _: None
     await site.open()
     return site
 
 
 async def look(site: Site) -> JobState:
+    """Look at the job, and wait until what is requested then was."""
     [state] = (await site.states([job_id("small", "job")])).values()
+    await asyncio.gather(*vars(site)["_requests"].values())
     return state
 
 
@@ -170,3 +190,86 @@ async def test_what_an_allocation_did_while_nobody_looked_is_recorded() -> None:
     assert told[-1].ended is not None
     assert told[-1].used == 150
     await site.close()
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [SiteRejected("Invalid account"), JobState(Phase.ENDED, Reason.REJECTED, "Invalid account")],
+    ids=["at once", "by the scheduler"],
+)
+async def test_a_refused_allocation_ends_the_jobs_that_wait(refusal: SiteError | JobState) -> None:
+    """Those that are sent later ask the site again."""
+    listed = Listed(READY)
+    listed.refusal = refusal
+    site = await opened(listed)
+    for _ in range(3):
+        state = await look(site)
+    assert (state.phase, state.reason) == (Phase.ENDED, Reason.REJECTED)
+    assert "Invalid account" in state.detail
+    assert listed.asked == 1
+
+    await site.forget([job_id("small", "job")])  # no other allocation is to run it
+    assert READY not in listed.names
+
+    wants = Resources(runtime_s=60, cpus_per_task=1, pool="small")
+    await site.submit(Submission("next", "next", "true", wants))
+    await look(site)
+    assert listed.asked == 2
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [SiteBusy("too many jobs"), JobState(Phase.ENDED, Reason.REJECTED, "too many", later=True)],
+    ids=["at once", "by the scheduler"],
+)
+def test_a_site_that_has_no_room_is_asked_again_after_pauses(refusal: SiteError | JobState) -> None:
+    async def act() -> None:
+        listed = Listed(READY)
+        listed.refusal = refusal
+        site = await opened(listed)
+        asked = []
+        for _ in range(100):
+            assert (await look(site)).phase is Phase.WAITING
+            asked.append(listed.asked)
+            await asyncio.sleep(10)
+        assert asked[2] == 1
+        assert asked[-1] == 6  # after 30, 60, 120, 240, 480 s
+        assert "too many" in (await look(site)).pending
+
+    run(act())
+
+
+async def test_two_controllers_request_no_more_allocations_than_there_may_be() -> None:
+    listed = Listed(*(f"ready.{n}.2.0.0.60.0.0.{n}" for n in range(9)))
+    sites = [await opened(listed) for _ in range(3)]
+    await asyncio.gather(*map(look, sites))
+    await asyncio.gather(*map(look, sites))
+    assert len(listed.jobs) == POOL.count
+    assert sum(name.startswith("pool.") for name in listed.names) == POOL.count
+
+
+@pytest.mark.parametrize(
+    ("left", "kept"),
+    [([], False), ([READY], True), ([READY, "stop.job"], False), (["in.1.x"], True)],
+)
+async def test_what_has_not_started_at_the_end_of_a_run_is_cancelled(
+    left: list[str], kept: bool
+) -> None:
+    """Unless jobs wait: the user left them, or another controller has sent them."""
+    listed = Listed(READY, "pool.runs", "run.runs.other", runs=JobState(Phase.RUNNING))
+    site = await opened(listed, replace(POOL, count=2, resources=ONE_CPU))
+    await look(site)
+    [queued] = listed.jobs.keys() - {"runs"}
+    del listed.names[READY]
+    listed.names |= dict.fromkeys(left, listed.clock)
+
+    await site.close()
+
+    assert (listed.jobs[queued].phase is Phase.WAITING) == kept
+    assert listed.jobs["runs"].phase is Phase.RUNNING
+
+
+async def test_what_was_sent_when_allocations_were_larger_is_sent_again() -> None:
+    listed = Listed("ready.1.4.0.0.60.0.0.job")
+    assert (await look(await opened(listed))).phase is Phase.UNKNOWN
+    assert not listed.jobs

@@ -13,12 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from snakemake_executor_plugin_mantik.config.environment import find_pools
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.sites.pools import with_pools
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from tests.support.simulated import SimulatedPlanner, SimulatedSite
 from tests.support.virtualtime import VirtualLoop
@@ -135,14 +137,17 @@ class Session:
         self.journal.write = self._written  # type: ignore[method-assign]
         self._sync()
         sites: dict[str, tuple[Site, Planner]] = {}
-        shared: dict[int, SimulatedSite] = {}
+        shared: dict[int, tuple[SimulatedSite, Site]] = {}
+        pools = find_pools(config, None).values()
         for name, site in self.sites.items():
             site.called = self.point
             site.upload_bytes = UPLOAD_BYTES
+            client = (site, with_pools(site, pools))
             if one_client:
-                site = self.sites[name] = shared.setdefault(id(worlds[name]), site)  # noqa: PLW2901
-            own = config.model_copy(update={"unicore_api_url": f"https://{site.name}.example"})
-            sites[name] = (site, SimulatedPlanner(own, None, workdir, worlds[name]))
+                client = shared.setdefault(id(worlds[name]), client)
+                self.sites[name] = client[0]
+            own = config.model_copy(update={"unicore_api_url": f"https://{client[0].name}.example"})
+            sites[name] = (client[1], SimulatedPlanner(own, None, workdir, worlds[name]))
         self.engine = InPlace(
             self.loop, sites, journal=self.journal, workdir=workdir, state=self._state,
             notify=self.said.append, ahead=ahead,

@@ -7,6 +7,7 @@ outputs or does not, tries again, and the next run begins with what is not done.
 import asyncio
 import copy
 import hashlib
+import itertools
 import json
 import os
 import posixpath
@@ -16,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -52,6 +52,8 @@ from tests.support.world import PayloadRun, World, result
 UNWELL, SESSIONS = 8, 16
 """How many runs there are in which things may happen, and at most in all."""
 ATTEMPTS = 3
+WALLTIME_MIN = 170
+"""Minutes that a job of a pool requests."""
 LOST_S = 40 * DAY_S
 """A run that takes as long waits for something that never comes."""
 UNTOLD = {"answers", "outages", "strays", "late", "lost", "restarts"}
@@ -84,6 +86,7 @@ class Job:
     temporary: bool = False
     storable: frozenset[str] = frozenset()
     continuation: Continuation | None = None
+    pooled: bool = False
 
     @property
     def request(self) -> JobRequest:
@@ -94,6 +97,8 @@ class Job:
             request(self.number, *inputs), site=self.site, outputs=outputs, storable=self.storable
         )
         asked = replace(asked, command=f"make {self.number} version {self.version}")
+        if self.pooled:
+            return replace(asked, resources={"mantik_pool": "small", "runtime": WALLTIME_MIN})
         if self.continuation is None:
             return asked
         return replace(asked, continuation=self.continuation, resources={"runtime": 1440})
@@ -166,6 +171,7 @@ class Play:
                     temporary=temporary,
                     storable=storable,
                     continuation=self.schedule.continuation(number),
+                    pooled=self.schedule.pooled(),
                 )
             )
 
@@ -180,7 +186,11 @@ class Play:
         Raises:
             AssertionError: a job was lost, doubled or misreported, or an output is not whole.
         """
-        with mock.patch("uuid.uuid4", self.schedule.uuid):
+        now = itertools.count(10**18, 10**9)  # names with the time in them are the same, too
+        with (
+            mock.patch("uuid.uuid4", self.schedule.uuid),
+            mock.patch("time.time_ns", now.__next__),
+        ):
             self._runs_of_snakemake()
 
     def _runs_of_snakemake(self) -> None:
@@ -224,6 +234,8 @@ class Play:
             works[third] = intruder._intrude(third)
         run_all(works)
         for one in works:
+            freed = sum("allocation that ran it has ended" in line for line in one.said)
+            self.schedule.happened["jobs whose allocation ended"] += freed
             with suppress(Died):
                 one.result()
         for play in filter(None, (self, beside)):
@@ -772,8 +784,11 @@ class Play:
         if outcome.try_id:
             self._settle(outcome.try_id)
             excuses = self._excuses(outcome.try_id)
-            if excuses & {Reason.PREEMPTED, Reason.TIME_LIMIT} and self.schedule.kinds & UNTOLD:
+            untold = {Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.ALLOCATION_ENDED}
+            if excuses & untold and self.schedule.kinds & UNTOLD:
                 excuses.add(Reason.CANCELLED)
+            if job.pooled and "refused allocations" in self.schedule.kinds:
+                excuses.add(Reason.REJECTED)
             if "copies" in self.schedule.kinds:
                 # Another controller has replaced them, or removed the marker that says why.
                 excuses.add(Reason.OUTPUTS)
@@ -787,7 +802,10 @@ class Play:
             led = any(words in outcome.message for words in REFUSED)
             self.schedule.happened["controllers that found another one leading"] += led
             others = led and self.schedule.kinds & {"copies", "two workflows"}
-            assert unwell or others, f"misreported: {self.failures[-1]}"
+            # Three allocations in a row may end.
+            ending = job.pooled and "allocations keep ending" in outcome.message
+            ending = ending and "lost allocations" in self.schedule.kinds
+            assert unwell or others or ending, f"misreported: {self.failures[-1]}"
             # What was lost before everything was well may be noticed only now.
             lost = self.schedule.kinds & SWEPT
             assert not self.schedule.healed or lost, f"misreported: {self.failures[-1]}"
@@ -811,13 +829,13 @@ class Play:
         """
         steps = [int(step) for run in runs for step in run.steps.values()]
         self.schedule.happened["segments that went on"] += sum(step > 1 for step in steps)
-        for run, following in pairwise([run for run in runs if run.steps]):
+        for run, following in itertools.pairwise([run for run in runs if run.steps]):
             went_on = int(*following.steps.values()) == int(*run.steps.values()) + 1
             ended = run.how == "killed" or "time_limit" in run.how
             self.schedule.happened["segments after a walltime or a kill"] += ended and went_on
         if "tampers" in self.schedule.kinds:  # a checkpoint may have become any other one
             return
-        for before, step in pairwise(steps):
+        for before, step in itertools.pairwise(steps):
             assert step in (1, before + 1), f"a step was lost or doubled: {runs}"
         excused = any(self._excuses(run.try_id) for run in runs)
         if not (excused or again) and not self.schedule.kinds & {
@@ -842,7 +860,7 @@ class Play:
         for job, runs in of_job.items():
             again = job in temporary | self._read_temporary
             self._check_steps(runs, again=again)
-            for run, following in pairwise(runs):
+            for run, following in itertools.pairwise(runs):
                 over = run.ended is not None and run.ended <= following.begun
                 assert over, f"doubled: two at the same time: {runs}"
             if "copies" in self.schedule.kinds:

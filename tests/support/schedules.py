@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.model import BackendConfig, PoolConfig
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings, Timing
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.segments import Continuation
@@ -59,6 +59,13 @@ KINDS: Final = (
     "targets",  # each run asks for another target, and removes what no job of it needs any more
 )
 
+OF_POOLS: Final = (
+    "lost allocations",  # allocations and agents are killed, cancelled, cut short or started again
+    "denied allocations",  # a site says for a while that it does not know an allocation
+    "refused allocations",  # a scheduler, or the site, does not take an allocation
+)
+"""What happens to pools, in schedules that have some."""
+
 REPEATING: Final = frozenset(
     {"answers", "outages", "strays", "lost", "restarts", "deaf", "copies", "journals"}
 )
@@ -97,6 +104,16 @@ def config(poll_min_s: int, poll_max_s: int, unknown_wait_s: int, grace_s: int) 
     )
 
 
+def with_pool(
+    config: BackendConfig, runtime: str, cpus: int, idle: str, count: int
+) -> BackendConfig:
+    """The config with a pool."""
+    pool = PoolConfig.model_validate(
+        {"Runtime": runtime, "CPUsPerNode": cpus, "Idle": idle, "Count": count}
+    )
+    return config.model_copy(update={"pools": {"small": pool}})
+
+
 class Schedule:
     """All chance of one seed.
 
@@ -111,15 +128,25 @@ class Schedule:
         happened: how often some kinds of misfortune did.
     """
 
-    def __init__(self, seed: int, without: Collection[str] = (), *, moving: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        without: Collection[str] = (),
+        *,
+        moving: bool = False,
+        pools: bool = False,
+    ) -> None:
         """Make it, without some kinds of misfortune.
 
         With `moving` there are two places, where most outputs stay, and most jobs need others'.
+        With `pools` most jobs run in allocations of a pool.
         """
         self.seed = seed
         self.healed = False
         self.happened: Counter[str] = Counter()
-        self._streams = {kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, "plan")}
+        self._streams = {
+            kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, *OF_POOLS, "plan")
+        }
         self._names = random.Random(seed)
         plan = self.stream("plan")
         some = [kind for kind in KINDS[:-5] if plan.random() < plan.choice((0.2, 0.5))]
@@ -128,6 +155,12 @@ class Schedule:
         if moving:
             self.kinds -= OTHERS | {"one place", "two names"}
         self.jobs, self.needs = ((2, 5), 0.7) if moving else ((1, 4), 0.3)
+        self._pools = random.Random(f"{seed} pools")
+        self._pooled = self._pools.choice((0.5, 1.0, 1.0)) if pools else 0.0
+        if pools:
+            self.jobs = (2, 6)
+            some = [kind for kind in OF_POOLS if self.stream(kind).random() < 0.5]
+            self.kinds |= frozenset(some) - frozenset(without)
         if "targets" in self.kinds:
             self.jobs = (3, 6)
         # Not a misfortune: jobs are submitted before their inputs exist.
@@ -153,12 +186,21 @@ class Schedule:
             plan.choice((30, 120, 600)),
             grace,
         )
+        if pools:
+            self.config = with_pool(
+                self.config, self._pools.choice(("4h", "12h")), self._pools.choice((1, 2)),
+                self._pools.choice(("20s", "5m", "2h")), self._pools.choice((1, 2)),
+            )  # fmt: skip
         self.habits = self._habits(grace)
         rate = self.stream("answers").choice((0.02, 0.1, 0.3))
         self._rate = rate if "answers" in self.kinds else 0.0
         self._outages = list(self._windows("outages"))
         self._full = list(self._windows("full"))
         self._full_here = list(self._windows("full here"))
+
+    def pooled(self) -> bool:
+        """Whether a job runs in a pool."""
+        return self._pools.random() < self._pooled
 
     def stays(self) -> bool:
         """Whether a job's output stays at its place."""
@@ -220,7 +262,7 @@ class Schedule:
 
         def purge() -> None:
             self.happened["sweeps of a place"] += 1
-            world.purge(claims=not self.kinds & REPEATING)
+            world.purge(claims=not (self.kinds & REPEATING or self._pooled))
 
         def tamper() -> None:
             self.happened["files changed by others"] += world.tamper(self.stream("tampers"))
@@ -249,6 +291,8 @@ class Schedule:
 
     def fate(self, spec: JobSpec) -> Fate:
         """What becomes of a submission."""
+        if spec.name.startswith("pool "):
+            return self._fate_of_allocation()
         plan = self.stream("plan")
         delay = plan.choice((0.5, 3.0, 30.0, 400.0, *((DAY_S,) if self.slow else ())))
         fate = Fate(starts=(delay,))
@@ -277,6 +321,32 @@ class Schedule:
             fate = replace(fate, stalled=stalled)
         elif self.has("deaf", 0.5):
             fate = replace(fate, deaf=True)
+        return fate
+
+    def _fate_of_allocation(self) -> Fate:
+        fate = Fate((self._pools.choice((0.5, 3.0, 30.0, 400.0, 4000.0)),))
+        if self.has("lost allocations", 0.5):
+            chance = self.stream("lost allocations")
+            reason, warned = chance.choice(_KILLS)
+            step, after = chance.choice((None, chance.randint(0, 25))), 10 ** chance.uniform(0, 3.7)
+            fate = replace(
+                fate, reason=reason, warned=warned, requeued=chance.random() < 0.3, step=step,
+                killed_after=after if step is None else None,
+            )  # fmt: skip
+            twice = fate.starts[0] + 10 ** chance.uniform(0, 4)
+            survives = chance.choice((0.0, 0.0, 5.0, 60.0, 1e6))
+            if "stalls" not in self.kinds:  # what is silent while its node hangs counts as over
+                more = (twice,) * (chance.random() < 0.2)
+                fate = replace(fate, survives=survives, starts=(*fate.starts, *more))
+        if self.has("denied allocations", 0.5):
+            chance = self.stream("denied allocations")
+            begin = 10 ** chance.uniform(0, 3.5)
+            fate = replace(fate, unknown=(begin, begin + 10 ** chance.uniform(1, 4)))
+        if self.has("refused allocations", 0.3):
+            chance = self.stream("refused allocations")
+            self.happened["allocations that were refused"] += 1
+            full, at_once = chance.random() < 0.5, chance.random() < 0.5
+            fate = Fate(refused=True, full=full, at_once=at_once)
         return fate
 
     def duration(self, spec: JobSpec) -> float:

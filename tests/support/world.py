@@ -19,7 +19,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import (
+    SiteBusy,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+)
 from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.jobs.markers import MarkerInvalid, read_marker
 from snakemake_executor_plugin_mantik.jobs.paths import (
@@ -27,14 +32,17 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     OURS,
     PLACE,
     TRIES,
+    TryPaths,
     bundle_done_path,
     bundle_path,
 )
+from snakemake_executor_plugin_mantik.jobs.pools import POOLS
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import CHECKPOINT, PREDECESSORS
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Submission
+from tests.support.agents import Agent
 
 DEPENDENCY_S = 10.0
 """Seconds between two looks of the scheduler at what a job waits for."""
@@ -44,6 +52,9 @@ MANY_LINES = 60
 """Lines of every other output, of 65 bytes each."""
 LIFETIME_S = 86400.0
 """Seconds that the site keeps a job unless it is extended; then it ends it."""
+
+KILL_WAIT_S = 30.0
+"""Seconds between TERM and KILL of what a scheduler ends."""
 
 _WITHOUT_FILES = (Reason.OUTPUTS, Reason.SET_UP, Reason.EXIT_CODE, Reason.UNKNOWN)
 """Why a job may truly fail whose files somebody removes or changes."""
@@ -66,11 +77,15 @@ class Fate:
         requeued: whether the scheduler starts it again under the same id after it was killed.
         refused: whether the scheduler refuses it, so that it ends without a start.
         full: whether it does so because there are too many jobs.
+        at_once: whether the site says so when the job is submitted.
         stalled: after how many seconds of running its node hangs, and for how long.
         waits: the scheduler's word for why it does not start yet, and whether it never will.
         forgotten: whether the scheduler has forgotten the jobs that it is to start after.
         deaf: whether the site says that it is cancelled, when asked to, and lets it run on.
         saves: whether a segment writes another checkpoint before it is killed.
+        step: at which of its steps the agent of a pool is killed that it is the allocation of.
+        survives: for how many seconds the jobs of an allocation survive that was killed.
+        unknown: from when to when the site denies it, after its start.
     """
 
     starts: tuple[float, ...] = (3.0,)
@@ -81,11 +96,15 @@ class Fate:
     requeued: bool = False
     refused: bool = False
     full: bool = False
+    at_once: bool = False
     stalled: tuple[float, float] = (0.0, 0.0)
     deaf: bool = False
     saves: bool = False
     forgotten: bool = False
     waits: tuple[str, bool] = ("", False)
+    step: int | None = None
+    survives: float = 0.0
+    unknown: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -136,6 +155,14 @@ class _Start:
     ended: float = 0.0
     told_after: float = 0.0
     hangs: tuple[float, float] = (0.0, 0.0)
+    agent: Agent | None = None
+
+    @property
+    def code(self) -> int:
+        """What its script returned."""
+        if self.run is not None:
+            return 137 if self.run.how == "killed" else int(self.run.how.split()[1])
+        return int(self.reason is not Reason.SUCCESS)
 
 
 @dataclass
@@ -197,6 +224,10 @@ class World:
         self.exposed: list[str] = []
         """Private files that others could read while they were being written."""
         self.jobs: dict[str, _Job] = {}
+        self.pooled: list[_Job] = []
+        """What agents of pools have started, of which the scheduler knows nothing."""
+        self.agents: list[Agent] = []
+        self.sweeps = 0
         self.runs: list[PayloadRun] = []
         self.specs: dict[str, JobSpec] = {}
         self.now = 0.0
@@ -220,7 +251,8 @@ class World:
         kept = {} if claims else {p: c for p, c in self.files.items() if _is_of_tries(p)}
         self.files = kept
         self.closed &= kept.keys()
-        for job in self.jobs.values():
+        self.sweeps += 1
+        for job in self._all_jobs:
             self.excuse(job, *_WITHOUT_FILES)
         for path in self._makers.keys() - kept.keys():  # a job must make it again
             self.excuses[self._makers.pop(path)].add(Reason.OUTPUTS)
@@ -238,7 +270,7 @@ class World:
             self.remove(path)
         else:
             self.write(path, chance.randbytes(chance.choice((7, len(self.files[path] or b"")))))
-        for job in self.jobs.values():
+        for job in self._all_jobs:
             named = {i.path for i in job.spec.inputs} | {o.path for o in job.spec.outputs}
             named.update(*(one.makes for one in job.spec.after))
             if path in named:
@@ -268,6 +300,10 @@ class World:
             self.make_directory(path.rpartition("/")[0])
         self.files[path] = content
         self._changed.pop(path, None)
+        if path.startswith(f"{POOLS}/"):
+            self._beats[path] = self.now
+            for agent in self.agents:
+                agent.stir()
 
     def written(self, path: str, content: bytes) -> None:
         """A job writes a file: whoever is not on its node may see that later."""
@@ -300,6 +336,11 @@ class World:
         if self.full:
             raise SiteRejected(f"{path}: no space left on device", where="site sim")
 
+    def move(self, path: str, to: str) -> None:
+        """A job renames a file."""
+        content = self.files.pop(path)
+        self.written(to, content or b"")
+
     def remove(self, path: str) -> None:
         """A file, or a directory with all below it."""
         for at in [p for p in self.files if p == path or p.startswith(f"{path}/")]:
@@ -308,7 +349,7 @@ class World:
     def take(self, path: str, by: str) -> None:
         """The executor or a job removes something."""
         gone = {p for p in self.files if p == path or p.startswith(f"{path}/")}
-        for job in self.jobs.values():
+        for job in self._all_jobs:
             if any(s.phase is Phase.RUNNING and s.run is not None for s in job.starts):
                 read = {i.path for i in job.spec.inputs if not i.changed}
                 read.update(p for one in job.spec.after if not one.code for p in one.makes)
@@ -355,9 +396,15 @@ class World:
 
     def submit(self, submission: Submission) -> str:
         """Take over a job; its fate is decided now."""
-        spec = self.specs[submission.tag]
+        spec = self.specs.get(submission.tag) or JobSpec(  # or else it is an allocation of a pool
+            paths=TryPaths(0, submission.tag), workspace="", name=submission.name,
+            command=submission.script,
+        )  # fmt: skip
         job_id = f"id-{next(self._numbers)}"
         fate = self.fate(spec)
+        if fate.at_once:
+            error: type[SiteError] = SiteBusy if fate.full else SiteRejected
+            raise error("AssocMaxSubmitJobLimit" if fate.full else "Invalid account")
         after = () if fate.forgotten else submission.after
         job = _Job(job_id, submission.tag, spec, fate, self.now + LIFETIME_S, after)
         self.jobs[job_id] = job
@@ -369,6 +416,37 @@ class World:
             self.after(delay, partial(self._start, job, start))
         self.after(LIFETIME_S, partial(self._expire, job))
         return job_id
+
+    @property
+    def _all_jobs(self) -> list[_Job]:
+        return [*self.jobs.values(), *self.pooled]
+
+    def start_in(self, allocation: _Start, job_id: str, tag: str) -> tuple[_Job, _Start]:
+        """The agent in an allocation starts a job."""
+        spec = self.specs[tag]
+        fate = replace(self.fate(spec), denied=False, requeued=False, deaf=False)
+        job, start = _Job(job_id, tag, spec, fate, math.inf), _Start(allocation.number)
+        job.starts.append(start)
+        self.pooled.append(job)
+        if fate.killed_after is not None:  # nobody says who did it
+            self.excuse(job, Reason.CANCELLED if fate.warned else Reason.EXIT_CODE)
+        self._start(job, start)
+        return job, start
+
+    def ask_to_end(self, job: _Job, start: _Start) -> None:
+        """A job gets the signal to end, which is no failure of its own."""
+        self.after(1.0, partial(self._finish, job, start, Reason.CANCELLED))
+
+    def since(self, path: str) -> float:
+        """Seconds since a file in a pool's directory was written."""
+        return self.now - self._beats.get(path, self.now)
+
+    def lose(self, start: _Start) -> None:
+        """A job is killed, which is no failure of its own."""
+        if start.phase is not Phase.ENDED:
+            self._end(start, Reason.NODE_FAILURE)
+            if start.run is not None:
+                start.run.ended, start.run.how = self.now, "killed"
 
     def _expire(self, job: _Job) -> None:
         if job.id in self.jobs and self.now < job.expires:
@@ -401,6 +479,9 @@ class World:
                 self._warn(job, start, Reason.CANCELLED)
 
     def _warn(self, job: _Job, start: _Start, reason: Reason) -> None:
+        if start.agent is not None:
+            start.agent.signalled()
+            self.after(KILL_WAIT_S, partial(self._kill, job, start, reason))
         if start.run is not None and start.phase is Phase.RUNNING:
             self.excuse(job, reason)
             self.after(1.0, partial(self._finish, job, start, reason))
@@ -410,6 +491,15 @@ class World:
             return
         self.excuse(job, reason, Reason.UNKNOWN)
         self._end(start, reason, told_after=self.habits.lag)
+        if start.agent is not None:
+            start.agent.die(job.fate.survives)
+            start.agent = None
+            again = job.fate.requeued
+            job.fate = replace(job.fate, requeued=False, step=None, killed_after=None)
+            if again:
+                start.phase = Phase.WAITING
+                self.after(120.0, partial(self._start, job, start))
+            return
         if start.run is not None and start.run.ended is None:
             start.run.ended, start.run.how = self.now, "killed"
             if job.fate.saves and not self._hangs(start):
@@ -419,6 +509,9 @@ class World:
             self.after(120.0, partial(self._start, job, start))
 
     def _end(self, start: _Start, reason: Reason, told_after: float = 0.0) -> None:
+        self.agents = [agent for agent in self.agents if agent.alive]
+        for agent in self.agents:
+            agent.stir()
         start.phase, start.reason = Phase.ENDED, reason
         start.ended, start.told_after = self.now, told_after
 
@@ -466,7 +559,7 @@ class World:
 
     def lacks_marker(self, try_id: str) -> bool:
         """Whether a try's job has failed by itself and its marker is not there any more."""
-        jobs = [job for job in self.jobs.values() if job.tag == try_id]
+        jobs = [job for job in self._all_jobs if job.tag == try_id]
         failed = any(s.reason is Reason.EXIT_CODE for job in jobs for s in job.starts)
         return failed and all(job.spec.paths.marker(1) not in self.files for job in jobs)
 
@@ -474,6 +567,9 @@ class World:
 
     def _start(self, job: _Job, start: _Start) -> None:
         if start.phase is Phase.ENDED:
+            return
+        if job.tag not in self.specs:
+            self._start_agent(job, start)
             return
         if any(self._goes_on(one) for one in job.after):
             self.after(DEPENDENCY_S, partial(self._start, job, start))
@@ -520,6 +616,29 @@ class World:
             act = self._warn if fate.warned else self._kill
             self.after(fate.killed_after, partial(act, job, start, fate.reason))
         self.after(self.duration(job.spec), partial(self._finish, job, start, None))
+
+    def _start_agent(self, job: _Job, start: _Start) -> None:
+        start.phase = Phase.RUNNING
+        fate = job.fate
+
+        def deny(denied: bool) -> None:
+            job.fate = replace(job.fate, denied=denied)
+
+        def over(*, killed: bool) -> None:
+            start.agent = start.agent if killed else None
+            (partial(self._kill, job, start, Reason.NODE_FAILURE) if killed else
+             partial(self._end, start, Reason.SUCCESS))()  # fmt: skip
+
+        start.agent = agent = Agent(self, start, job.spec.command, over, fate.step)
+        self.agents.append(agent)
+        if fate.killed_after is not None:
+            act = self._warn if fate.warned else self._kill
+            self.after(fate.killed_after, partial(act, job, start, fate.reason))
+        self.after(agent.limit_s, partial(self._warn, job, start, Reason.TIME_LIMIT))
+        for after, denied in zip(fate.unknown, (True, False), strict=True):
+            if fate.unknown[1]:
+                self.after(after, partial(deny, denied))
+        agent.stir()
 
     def _goes_on(self, job_id: str) -> bool:
         """Whether the scheduler knows of a job that it has not ended."""

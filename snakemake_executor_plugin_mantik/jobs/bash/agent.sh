@@ -222,7 +222,7 @@ _p_on_signal() {
 }
 
 _p_main() {
-  local tick
+  local tick file
   cd -- "$_p_directory" || { echo "mantik: there is no pool $_p_directory"; exit 0; }
   shopt -s nullglob
   umask 077
@@ -243,6 +243,8 @@ _p_main() {
   _p_node=${_p_node%%.*} _p_told='' _p_told_used=-1 _p_used=0 _p_counted=0
   _p_count
   _p_began=$_p_counted
+  # What it ran before the scheduler put it back into the queue and started it again.
+  for file in run."$_p_alloc".*; do mv -T -- "$file" "done.pool.${file##*.}"; done
   find . -maxdepth 1 '(' -name 'done.*' -o -name 'used.*' ')' -mtime +30 -delete
   _p_say "the pool $_p_name: $_p_cpus CPUs, $_p_memory MiB, $_p_gpus GPUs for $_p_runtime_s s"
   while :; do

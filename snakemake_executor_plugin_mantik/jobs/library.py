@@ -10,18 +10,25 @@ from .paths import BELOW_TOP, OURS
 SUM_DIGITS: Final = 32
 """Digits of an input's checksum that a script has: 128 bits, for many inputs in one script."""
 _VALUES: Final = f"_m_sum_digits={SUM_DIGITS} _m_below_top={BELOW_TOP}\n"
-_PARTS: Final = (
-    "common", "claim", "heartbeat", "live", "inputs", "outputs", "segment", "benchmark", "command",
-    "once", "shadow", "group", "main",
+_COMMON: Final = (
+    "common", "claim", "heartbeat", "inputs", "outputs", "segment", "command", "main",
 )  # fmt: skip
+_RARE: Final = ("live", "benchmark", "once", "shadow", "group")
+_BRIEF: Final = """\
+# Scripts that set _m_brief need no more: reading the rest would be a tenth of what a short job costs.
+[ -z "${_m_brief-}" ] || return 0
+"""
 
 
 @cache
 def read_library() -> bytes:
-    """Return the library: functions only, `_m_main` as the last."""
+    """Return the library: functions only."""
     folder = files(__package__) / "bash"
-    parts = [(folder / f"{part}.sh").read_text("utf-8").rstrip() + "\n" for part in _PARTS]
-    return "\n".join([_VALUES, *parts]).encode()
+    common, rare = (
+        [(folder / f"{part}.sh").read_text("utf-8").rstrip() + "\n" for part in parts]
+        for parts in (_COMMON, _RARE)
+    )
+    return "\n".join([_VALUES, *common, _BRIEF, *rare]).encode()
 
 
 @cache

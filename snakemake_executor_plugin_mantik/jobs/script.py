@@ -190,6 +190,8 @@ def _data(spec: JobSpec) -> Iterator[str]:
     commands = spec.benchmark.commands if spec.benchmark is not None else (spec.command,)
     yield _array("commands", quote_words(commands, "the command"))
     yield _array("after", quote_words(environment.after_on_compute, "a command"))
+    if spec.live is None and spec.benchmark is None and not environment.requirements:
+        yield "_m_brief=yes"
 
 
 def _files(spec: JobSpec) -> Iterator[str]:

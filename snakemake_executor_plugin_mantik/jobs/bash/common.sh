@@ -2,8 +2,7 @@
 # Needs bash 4.2, coreutils, GNU find, GNU tar and gzip.
 #
 # A place has one such file per version of the executor, named after its checksum. It defines
-# functions only, `_m_main` as the last: half of it runs nothing. What comes before this has the values
-# that both ends know (`jobs/library.py`).
+# functions only. What comes before this has the values that both ends know (`jobs/library.py`).
 
 _m_say() { printf 'mantik: %s\n' "${_m_who:+$_m_who: }$*" >&2; }
 

@@ -23,6 +23,7 @@ _m_variables=(
 _m_temporary=(TMP TEMPDIR TEMP)
 _m_shell=bash
 _m_commands=('set -euo pipefail; python main.py 1 > '"'"'results/it'"'"'"'"'"'"'"'"'s ü.txt'"'"'')
+_m_brief=yes
 
 _m_site_job=${_m_pooled:-${PWD##*/}}
 _m_library=.mantik/lib-CHECKSUM.sh

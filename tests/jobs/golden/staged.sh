@@ -37,6 +37,7 @@ _m_variables=(
 _m_temporary=(TMP TEMPDIR TEMP)
 _m_shell=bash
 _m_commands=('set -euo pipefail; python main.py 1 > '"'"'results/it'"'"'"'"'"'"'"'"'s ü.txt'"'"'')
+_m_brief=yes
 _m_inline() {
   base64 -d <<'_M_INLINE'
 AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vMDEyMzQ1Njc4

@@ -40,14 +40,14 @@ from ..jobs.pools import (
 from ..jobs.reasons import Reason
 from .base import MISSING, Entry, JobState, Phase, Site, SiteFacts, Submission, do_nothing
 
-_TOGETHER_S: Final = 0.5
-"""Seconds in which jobs gather that are sent in one file."""
 _FULL_FIRST_S: Final = 30.0
 _FULL_LONGEST_S: Final = 900.0
 """Least and most seconds between two requests for allocations that a site has no room for."""
+_TOGETHER_S: Final = 0.1
+"""Jobs that come closer to each other are sent in one file, for five times as long at most."""
 _FOUND_S: Final = 120.0
 """Seconds in which the site must deny an allocation until it counts as none."""
-_SHOWN_S: Final = 1.5
+_SHOWN_S: Final = 0.8
 """Seconds in which an agent shows the marker of a job that has ended."""
 _LOOK_S: Final = 20.0
 """Seconds between two looks at allocations of which nothing else asks."""
@@ -181,8 +181,12 @@ class _Pools:
 
     async def _send(self, name: str) -> None:
         """Send the jobs that gather for a pool, and see to it that it has allocations."""
-        await asyncio.sleep(_TOGETHER_S)
-        pool = self._pools[name]
+        pool, jobs, number = self._pools[name], self._gathered[name].jobs, 0
+        for _ in range(5):
+            if number == len(jobs):
+                break
+            number = len(jobs)
+            await asyncio.sleep(_TOGETHER_S)
         for part in split_jobs(self._gathered.pop(name).jobs, self._open.upload_bytes):
             cpus = sum(job.resources.cpus_per_task or 1 for job in part)
             path = f"{pool.directory}/in.{cpus}.{uuid.uuid4()}"

@@ -120,6 +120,9 @@ _p_tell() {
 # have succeeded. A marker that is not among them is read by itself: this only saves requests.
 _p_show_marks() {
   local new=.marks.$_p_alloc
+  _p_shown=$_p_counted
+  # What has been used is told before the ends of the jobs.
+  (( ${#_p_pids[@]} || _p_used == _p_told_used )) || _p_tell
   (( ${#_p_marked[@]} )) || return
   ( cd ../../tries && exec find "${_p_marked[@]}" -maxdepth 0 -size "-$(( _p_mark_bytes + 1 ))c" -print0 ) |
     tar -cf "$new" --format=gnu -C ../../tries --no-recursion --null -T - &&
@@ -240,7 +243,7 @@ _p_main() {
   _p_find_gpus
   exec {_p_tick}<> <(:)
   read -r _p_node < /proc/sys/kernel/hostname
-  _p_node=${_p_node%%.*} _p_told='' _p_told_used=-1 _p_used=0 _p_counted=0
+  _p_node=${_p_node%%.*} _p_told='' _p_told_used=-1 _p_used=0 _p_counted=0 _p_shown=0
   _p_count
   _p_began=$_p_counted
   # What it ran before the scheduler put it back into the queue and started it again.
@@ -252,13 +255,12 @@ _p_main() {
     _p_reap
     if (( SECONDS != _p_scanned )); then  # a parallel file system is to have little of this
       _p_scanned=$SECONDS
-      # What has been used is told before the ends of the jobs.
-      (( SECONDS % 10 && (${#_p_pids[@]} || _p_used == _p_told_used) )) || _p_tell
-      _p_show_marks
+      (( SECONDS % 10 )) || _p_tell
       (( SECONDS % 60 )) || find . -maxdepth 1 -name 'marks.*' -mmin +10 -delete
       _p_read_stops
       [ -n "$_p_over" ] || _p_unpack
     fi
+    (( _p_counted < _p_shown + 50 )) || _p_show_marks
     [ -n "$_p_over" ] || _p_take
     if (( ! ${#_p_pids[@]} )); then
       _p_show_marks

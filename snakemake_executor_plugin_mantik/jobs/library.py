@@ -15,7 +15,7 @@ _COMMON: Final = (
 )  # fmt: skip
 _RARE: Final = ("live", "benchmark", "once", "shadow", "group")
 _BRIEF: Final = """\
-# Scripts that set _m_brief need no more: reading the rest would be a tenth of what a short job costs.
+# Scripts that set _m_brief need no more; reading the rest is a tenth of what a short job costs.
 [ -z "${_m_brief-}" ] || return 0
 """
 

@@ -40,7 +40,7 @@ from snakemake_executor_plugin_mantik.jobs.pools import POOLS
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import CHECKPOINT, PREDECESSORS
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, ScriptLimits
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Submission
 from tests.support.agents import Agent
 
@@ -118,6 +118,7 @@ class Habits:
         gap: how long a job that ended is missing from what the scheduler tells.
         remembers: how long the scheduler tells of a job that ended.
         clock: how far its clock is off.
+        stale: at what intervals it looks again how large a file is: heartbeats are seen together.
     """
 
     late: float = 0.0
@@ -126,6 +127,7 @@ class Habits:
     gap: float = 0.0
     remembers: float = math.inf
     clock: float = 0.0
+    stale: float = 0.0
 
 
 @dataclass
@@ -374,8 +376,17 @@ class World:
                     content = self.seen(at)  # noqa: PLW2901
                 except SiteNotFound:
                     continue
-            found[name] = Entry(name, len(content or b""), content is None, self.modified(at))
+            size = len(content or b"") - self._unseen(at, content or b"")
+            found[name] = Entry(name, size, content is None, self.modified(at))
         return found
+
+    def _unseen(self, path: str, content: bytes) -> int:
+        """How many heartbeats of a claim are not seen yet."""
+        if not (self.habits.stale and path in self._beats and path.startswith(f"{TRIES}/")):
+            return 0
+        new = self._beats[path] - self.now + self.now % self.habits.stale
+        beats = len(content) - len(content.rstrip(b"."))
+        return min(beats, max(0, math.ceil(new / ScriptLimits.heartbeat_s)))
 
     def modified(self, path: str) -> float:
         """When an output was made, or a heartbeat; of everything else that it is new."""

@@ -4,8 +4,9 @@
     python -m tests.mutations --seed 7 --count 10   these again
 
 Each change swaps a comparison or a logical operator, or removes a `not`, in the rooms that keep the
-promise: the engine, the journal, staging and storage. The tests of these rooms and random schedules
-run on a copy of the repository. What none notices is a gap, or a place where both ways are right.
+promise: the engine, the journal, staging and storage, and in pools. The tests of these rooms and
+random schedules run on a copy of the repository. What none notices is a gap, or a place where both
+ways are right.
 """
 
 import argparse
@@ -27,7 +28,12 @@ from typing import Final
 ROOT: Final = Path(__file__).parent.parent
 _PACKAGE: Final = "snakemake_executor_plugin_mantik"
 _ROOMS: Final = ("engine", "journal", "staging", "storage")
-_TESTS: Final = (*(f"tests/{room}" for room in _ROOMS), "tests/faults/test_schedules.py")
+_POOLS: Final = "sites/pools.py"
+_TESTS: Final = (
+    *(f"tests/{room}" for room in _ROOMS),
+    "tests/sites/test_pools.py",
+    "tests/faults/test_schedules.py",
+)
 _SEEDS: Final = "0-79"
 _HANGS_S: Final = 3600
 """Seconds after which tests hang, which is noticed."""
@@ -108,7 +114,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time() // 86400))
     chosen = parser.parse_args()
     package = ROOT / _PACKAGE
-    modules = sorted(path.relative_to(ROOT) for r in _ROOMS for path in (package / r).rglob("*.py"))
+    paths = [path for r in _ROOMS for path in (package / r).rglob("*.py")]
+    modules = sorted(path.relative_to(ROOT) for path in [*paths, package / _POOLS])
     found = [mutation for module in modules for mutation in mutations(module)]
     picked = random.Random(chosen.seed).sample(found, chosen.count)
     unnoticed = 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpc_sandbox.faults import Fault
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import read_workflow
@@ -255,6 +256,22 @@ def test_an_allocation_that_no_queue_allows_is_told_before_anything_is_sent(
 ) -> None:
     prepare(project, pool=POOL.replace("10m", "10000h"))
     tells(project.run().failed(), "nothing submitted", "queue batch allows at most")
+
+
+def test_a_refused_allocation_fails_its_jobs(firecrest: Project, sandbox: Sandbox) -> None:
+    """Once for all that wait; nothing of them is left that another allocation could run."""
+    prepare(firecrest)
+    refused = sandbox.faults.add(
+        Fault("refuse", "POST", "/jobs$", status=400, message="Invalid account", count=None)
+    )
+    try:
+        said = firecrest.run("--keep-going").failed()
+    finally:
+        sandbox.faults.clear()
+
+    tells(said, "4 jobs failed", "The job ended: rejected", "Invalid account")
+    assert refused.happened < len(MADE)
+    assert not list((firecrest.workspace / ".mantik/pools/small").iterdir())
 
 
 @pytest.mark.nightly

@@ -87,11 +87,7 @@ def plan_workflow(
         totals: dict[str, Total] = {}
         for job in jobs:
             if job.site is not None:
-                total = totals.setdefault(job.site, Total())
-                total.add(job.resources, job.cores, job.segments)
-                if job.resources is not None and job.resources.pool is not None:
-                    alone = checked.planners[job.site].cores_alone(job.resources)
-                    total.add_pooled(job.rule, job.resources, alone)
+                totals.setdefault(job.site, Total()).add(job.resources, job.cores, job.segments)
         chosen = {site: startup.collect_sources(checked, products, logger, site) for site in totals}
         sources = {site: forecaster.sources(site, found.paths) for site, found in chosen.items()}
         for site, total in totals.items():
@@ -233,6 +229,7 @@ class _Look:
             stays=unit.anywhere and any(member.storable for member in unit.members),
             resources=requested,
             cores=planner.cores(requested),
+            cores_alone=planner.cores(requested, alone=True),
             segments=going_on.most if going_on is not None else 1,
             environment=str(own) if own else _words(planner.config.named_environment(name), name),
         )

@@ -4,7 +4,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -21,7 +22,6 @@ from ..config.reading import KINDS, LoadedConfig
 from ..engine.forecast import (
     Forecast,
     JobPlan,
-    PoolTotal,
     Preview,
     Total,
     UploadForecast,
@@ -224,8 +224,7 @@ def _totals(made: JobPlan) -> Iterator[str]:
             hours += f", and {total.without_runtime} without walltime"
         files = _uploads(total.uploads, project=made.project_files[site].files)
         yield f"{site}: {humanize_count(total.jobs, 'job')}, {hours}; files: {files}."
-        for name, pool in total.pools.items():
-            yield f"{site}, pool {name}: {_pooled(pool)}."
+        yield from _pools(made.jobs, site)
         if total.unchecked:
             yield f"{site}: {unchecked_message(total.unchecked)}."
     later = sum(job.site is None for job in made.jobs)
@@ -241,14 +240,22 @@ def _totals(made: JobPlan) -> Iterator[str]:
         yield "No job would be submitted."
 
 
-def _pooled(pool: PoolTotal) -> str:
-    rules = [f"{rule} ({number})" for rule, number in sorted(pool.rules.items())]
-    number = humanize_count(sum(pool.rules.values()), "job")
-    text = f"{number} of {', '.join(shorten_list(rules))}"
-    if pool.alone > pool.core_hours:
-        text += f", {pool.core_hours:.1f} core hours and those when an allocation is idle, instead"
-        text += f" of {pool.alone:.1f} with whole nodes for each job"
-    return text
+def _pools(jobs: Iterable[Forecast], site: str) -> Iterator[str]:
+    """Describe which jobs go to a site's pools, and what that saves where jobs get whole nodes."""
+    pools: dict[str, list[tuple[Forecast, float]]] = {}
+    for job in jobs:
+        if job.site == site and (wants := job.resources) is not None and wants.pool is not None:
+            pools.setdefault(wants.pool, []).append((job, (wants.runtime_s or 0) / 3600))
+    for name, pooled in pools.items():
+        rules = Counter(job.rule for job, _ in pooled).items()
+        of_rules = ", ".join(shorten_list([f"{rule} ({number})" for rule, number in rules]))
+        text = f"{site}, pool {name}: {humanize_count(len(pooled), 'job')} of {of_rules}"
+        hours = sum((job.cores or 0) * time for job, time in pooled)
+        alone = sum((job.cores_alone or 0) * time for job, time in pooled)
+        if alone > hours:
+            text += f", {hours:.1f} core hours and those when an allocation is idle, instead of"
+            text += f" {alone:.1f} with whole nodes for each job"
+        yield f"{text}."
 
 
 def _alone(made: JobPlan) -> str:

@@ -218,6 +218,7 @@ class Forecast:
         stays: whether it goes to that one of them where its inputs stay, if they do.
         resources: the requested resources; None while unknown.
         cores: number of cores that it occupies; None if unknown.
+        cores_alone: the same of a pool's job, if it were a job of its own.
         segments: how many times it may use its walltime (`mantik_continue`).
         full: whether it runs a Snakemake at the site.
         command: the shell command; None if it depends on files that are still to be made.
@@ -236,6 +237,7 @@ class Forecast:
     stays: bool = False
     resources: Resources | None = None
     cores: int | None = None
+    cores_alone: int | None = None
     segments: int = 1
     full: bool = False
     command: str | None = None
@@ -245,21 +247,6 @@ class Forecast:
     later: tuple[str, ...] = ()
     sent: bool = False
     mistake: str = ""
-
-
-@dataclass
-class PoolTotal:
-    """The sums of all jobs of one pool.
-
-    Attributes:
-        rules: number of jobs, by their rules.
-        core_hours: if each uses all of its walltime; without the time when an allocation is idle.
-        alone: the same if each were a job of its own: more where such a job gets whole nodes.
-    """
-
-    rules: dict[str, int] = field(default_factory=dict)
-    core_hours: float = 0.0
-    alone: float = 0.0
 
 
 @dataclass
@@ -274,7 +261,6 @@ class Total:
         uploads: files to upload, each once: inputs, images and sources.
         unchecked: names of requested resources for which the site reports no limits, if the site
             was contacted.
-        pools: the sums of the pools' jobs, by their names.
     """
 
     jobs: int = 0
@@ -284,7 +270,6 @@ class Total:
     without_runtime: int = 0
     uploads: UploadForecast = field(default_factory=UploadForecast)
     unchecked: list[str] = field(default_factory=list)
-    pools: dict[str, PoolTotal] = field(default_factory=dict)
 
     def add(self, resources: Resources | None, cores: int | None, segments: int = 1) -> None:
         """Add a job that uses all of its walltime `segments` times."""
@@ -297,16 +282,6 @@ class Total:
         self.core_hours += hours * (cores or 0)
         self.without_cores += cores is None
         self.gpu_hours += hours * (resources.gpus_per_node or 0) * nodes
-
-    def add_pooled(self, rule: str, resources: Resources, cores: int | None) -> None:
-        """Add a job of a pool, for which a job of its own would get so many cores."""
-        if resources.pool is None or resources.runtime_s is None:
-            return
-        of_pool = self.pools.setdefault(resources.pool, PoolTotal())
-        of_pool.rules[rule] = of_pool.rules.get(rule, 0) + 1
-        hours = resources.runtime_s / 3600
-        of_pool.core_hours += hours * (resources.cpus_per_task or 1)
-        of_pool.alone += hours * (cores or 0)
 
 
 @dataclass

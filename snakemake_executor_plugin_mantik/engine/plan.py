@@ -279,16 +279,15 @@ class Planner:
         made = [(u.path, u.content) for u in request.uploads if u.content is not None]
         return wanted, [*others, *starmap(LocalFile.holding, made)]
 
-    def cores(self, resources: Resources) -> int | None:
-        """Return the cores that a job occupies and that its site bills; None if unknown."""
-        if resources.pool is not None:
-            return billed_cores(resources)
-        return billed_cores(resources, node_cores(self.config, resources.queue))
+    def cores(self, resources: Resources, *, alone: bool = False) -> int | None:
+        """Return the cores that a job occupies and that its site bills; None if unknown.
 
-    def cores_alone(self, resources: Resources) -> int | None:
-        """Return the cores that a pool's job would occupy as a job of its own."""
-        queue = self._pool(resources.pool or "").resources.queue
-        return self.cores(replace(resources, pool=None, queue=queue))
+        `alone` is for those that a pool's job would have as a job of its own.
+        """
+        if resources.pool is not None and not alone:
+            return billed_cores(resources)
+        queue = self._pool(resources.pool).resources.queue if resources.pool else resources.queue
+        return billed_cores(resources, node_cores(self.config, queue))
 
     def spec(
         self,

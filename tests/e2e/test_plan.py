@@ -221,8 +221,6 @@ def test_what_goes_to_a_pool_is_told_and_what_that_saves(project: Project) -> No
     project.config.write_text(url + POOLED)
     project.write("Snakefile", SHORT)
     config = ["--mantik-backend-config", f"juwels={project.config}"]
-    pool = of(plan(project, "--json", *config))["sites"]["juwels"]["pools"]["small"]
-    assert pool == {"rules": {"one": 30, "two": 30}, "core_hours": 35.0, "alone": 600.0}
     told = plan(project, *config).ok().output
     tells(told, "juwels: 61 jobs, at most 83.0 core hours", "juwels, pool small: 60 jobs of"
           " one (30), two (30), 35.0 core hours and those when an allocation is idle, instead of"

@@ -104,6 +104,12 @@ class Count:
         return [f"{kind}: {what}" for kind in kinds for what in getattr(self, kind)]
 
 
+POOL = """\
+Pools:
+  small: {Queue: batch, CPUsPerNode: 2, Runtime: 1h, Idle: 2s, Takes: 10m}
+"""
+"""A pool that takes all jobs."""
+
 CHAINED = ("file", "transfer", "store")
 """After each failure of one of these the whole transfer begins anew, later each time."""
 
@@ -266,7 +272,12 @@ def settings(slots: int) -> Any:
 
 @contextmanager
 def make_cell(
-    api: str, directory: Path, *, slots: int = 2, small: Literal["project", "sandbox", ""] = ""
+    api: str,
+    directory: Path,
+    *,
+    slots: int = 2,
+    small: Literal["project", "sandbox", ""] = "",
+    pool: bool = False,
 ) -> Iterator[Cell]:
     """A cell that nothing happens in yet.
 
@@ -275,12 +286,18 @@ def make_cell(
         directory: empty, for all of it.
         slots: how many jobs the site has room for.
         small: who has a small disk.
+        pool: whether the jobs run in allocations of a pool.
     """
     with ExitStack() as stack:
         disk = stack.enter_context(small_disk(directory / small)) if small else None
         sites = [SiteOption(SITE, api)]
         box = stack.enter_context(Sandbox(directory / "sandbox", sites, settings(slots)))
-        yield stack.enter_context(cell_in(box, SITE, api, directory, disk=disk))
+        cell = stack.enter_context(cell_in(box, SITE, api, directory, disk=disk))
+        if pool:
+            config = cell.project.config
+            config.write_text(config.read_text() + POOL)
+            cell.options = ("--default-resources", "runtime=10")
+        yield cell
 
 
 @contextmanager

@@ -11,9 +11,14 @@ _UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _TRIES = r"/\.mantik/tries/\d+"
 _PATH_KEYS = ("path", "sourcePath", "source_path")
 _END = r"/?(\?|&| |$)"
+_POOL = r"/\.mantik/pools/\w+"
 
 _UNICORE = (
     ("submit", rf"^POST .*/rest/core/jobs{_END}"),
+    ("abort", rf"^PUT .*/files/.*{_POOL}/stop\."),
+    ("submit", rf"^PUT .*/files/.*{_POOL}/"),
+    ("marker", rf"^GET .*/files/.*{_POOL}/marks\."),
+    ("list", rf"^GET .*/files/.*{_POOL}{_END}"),
     ("find", r"^GET .*/rest/core/jobs/?\?.*tags="),
     ("abort", r"^POST .*/rest/core/jobs/.*/actions/abort"),
     ("status", r"^GET .*/rest/core/jobs/"),
@@ -31,6 +36,9 @@ _UNICORE = (
 )
 _FIRECREST = (
     ("submit", rf"^POST .*/compute/[^/]+/jobs{_END}"),
+    ("submit", rf"^POST .*/ops/upload.*{_POOL}"),
+    ("marker", rf"^GET .*/ops/\w+\?.*{_POOL}/marks\."),
+    ("list", rf"^GET .*/ops/ls\?.*{_POOL}{_END}"),
     ("abort", r"^DELETE .*/compute/[^/]+/jobs/"),
     ("status", r"^GET .*/compute/[^/]+/jobs/\w"),
     ("find", r"^GET .*/compute/[^/]+/jobs"),

@@ -51,8 +51,24 @@ def test_fault(fault: Fault, step: str, api: str, tmp_path: Path, prove: Prove) 
         fault_on_the_way(fault, step, api, tmp_path, prove)
 
 
-def fault_on_the_way(fault: Fault, step: str, api: str, tmp_path: Path, prove: Prove) -> None:
-    with make_cell(api, tmp_path) as cell:
+@pytest.mark.parametrize(
+    ("step", "fault", "api"),
+    in_turn(
+        [(step, fault, api) for fault in FAULTS for api in APIS]
+        for step in ("submit", "watch", "fetch", "cancel")
+    ),
+)
+def test_fault_in_a_pool(fault: Fault, step: str, api: str, tmp_path: Path, prove: Prove) -> None:
+    if step == "cancel":
+        fault_while_cancelling(fault, api, tmp_path, prove, pool=True)
+    else:
+        fault_on_the_way(fault, step, api, tmp_path, prove, pool=True)
+
+
+def fault_on_the_way(
+    fault: Fault, step: str, api: str, tmp_path: Path, prove: Prove, *, pool: bool = False
+) -> None:
+    with make_cell(api, tmp_path, pool=pool) as cell:
         cell.open_gate()
         rules = cell.meet(fault, step)
         ran = cell.end(cell.start())
@@ -121,8 +137,10 @@ def finished(cell: Cell, runs: int) -> Ran:
     return ran
 
 
-def fault_while_cancelling(fault: Fault, api: str, tmp_path: Path, prove: Prove) -> None:
-    with make_cell(api, tmp_path) as cell:
+def fault_while_cancelling(
+    fault: Fault, api: str, tmp_path: Path, prove: Prove, *, pool: bool = False
+) -> None:
+    with make_cell(api, tmp_path, pool=pool) as cell:
         running = busy(cell)
         rules = cell.meet(fault, "cancel")
         first = cancelled(cell, running)
@@ -165,8 +183,29 @@ def kills(step: str, kind: str) -> list[tuple[str, str, str, str]]:
 def test_controller_killed(
     step: str, kind: str, when: str, api: str, tmp_path: Path, prove: Prove
 ) -> None:
-    after = when == "after"
-    with make_cell(api, tmp_path, slots=1 if step == "watch" else 2) as cell:
+    controller_killed(step, kind, when == "after", api, tmp_path, prove, pool=False)
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "when", "api"),
+    in_turn(
+        [(step, kind, when, api) for when in ("before", "after") for api in APIS]
+        for step, kind in (
+            ("submit", "submit"), ("watch", "list"), ("fetch", "marker"), ("cancel", "list"),
+        )
+    ),
+)  # fmt: skip
+def test_controller_killed_while_a_pool_works(
+    step: str, kind: str, when: str, api: str, tmp_path: Path, prove: Prove
+) -> None:
+    controller_killed(step, kind, when == "after", api, tmp_path, prove, pool=True)
+
+
+def controller_killed(
+    step: str, kind: str, after: bool, api: str, tmp_path: Path, prove: Prove, *, pool: bool
+) -> None:
+    slots = 1 if step == "watch" and not pool else 2
+    with make_cell(api, tmp_path, slots=slots, pool=pool) as cell:
         pid: Future[int] = Future()
         victims = [pid]
 

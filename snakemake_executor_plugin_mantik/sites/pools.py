@@ -136,6 +136,8 @@ class _Pools:
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._refusals: defaultdict[str, _Refusal] = defaultdict(_Refusal)
         self._requested: set[str] = set()
+        self._starting: set[str] = set()
+        self._began: set[str] = set()
         self._rejected: dict[str, JobState] = {}
         self._files: dict[str, str] = {}
         self._orders = itertools.count(time.time_ns() // 1_000_000)
@@ -323,9 +325,10 @@ class _Pools:
         state = look.states.get(tag, JobState(Phase.WAITING) if look.sent else MISSING)
         if state.phase is not Phase.WAITING:
             return state
-        refused = self._refusals[pool.name].why
-        if self._refusals[pool.name].final:
-            return JobState(Phase.ENDED, Reason.REJECTED, refused)
+        refusal = self._refusals[pool.name]
+        if refusal.final:
+            return JobState(Phase.ENDED, Reason.REJECTED, refusal.why)
+        refused = refusal.why if asyncio.get_running_loop().time() < refusal.until else ""
         return replace(
             state, scheduler_id="", never=False, waits=refused or state.waits or "",
             pending=refused or state.pending,
@@ -380,7 +383,8 @@ class _Pools:
         A refusal is not final if the pool has another allocation: it may be for the number of them.
         """
         now, before = asyncio.get_running_loop().time(), self._refusals[pool.name]
-        pause = min(max(2 * before.pause, seconds or 0.0, _FULL_FIRST_S), _FULL_LONGEST_S)
+        again = 2 * before.pause if now < before.until + _FULL_LONGEST_S else 0.0
+        pause = min(max(again, seconds or 0.0, _FULL_FIRST_S), _FULL_LONGEST_S)
         until = math.inf if final else now + pause
         why = f"the site refuses the pool's allocation: {why}"
         self._refusals[pool.name] = _Refusal(why, until, pause)
@@ -390,14 +394,23 @@ class _Pools:
         for pool in dict.fromkeys(self._sent.values()):
             entries = await self._site.list(pool.directory)
             states = await self._follow(pool, entries)
+            # Some sites say long after its start that one waits.
+            began = {name.split(".")[1] for name in entries if name.startswith(("run.", "used."))}
+            waiting = [t for t, s in states.items() if s.phase is Phase.WAITING and t not in began]
             if not _read(pool, entries, states).wanted:
-                waiting = [tag for tag, state in states.items() if state.phase is Phase.WAITING]
                 await self._site.cancel([self._ids[tag] for tag in waiting])
 
     async def _start(self, pool: Pool) -> None:
         """Request an allocation. The file that names it is there before it is submitted."""
         tag = f"{time.time_ns():x}-{uuid.uuid4().hex[:16]}"  # the first of two in a second is first
         self._requested.add(tag)
+        self._starting.add(tag)
+        try:
+            await self._submit(pool, tag)
+        finally:
+            self._starting.discard(tag)
+
+    async def _submit(self, pool: Pool, tag: str) -> None:
         try:
             await self._site.put(f"{pool.directory}/pool.{tag}", b"requested\n")
         except SiteRejected as error:  # a full disk refuses no allocation
@@ -439,27 +452,20 @@ class _Pools:
             if name.startswith(("pool.", "used.")):
                 files[name.split(".")[1]][name] = entry
         here = {name.split(".")[1] for name in entries if name.startswith(("pool.", "run."))}
-        tags = here | files.keys()
-        if unknown := dict.fromkeys(tags - self._ids.keys(), f"pool {pool.name}"):
+        tags = sorted(here | files.keys())
+        if unknown := {t: f"pool {pool.name}" for t in tags if t not in self._ids}:
             found = await self._site.find(unknown)
             self._ids |= {tag: ids[-1] for tag, ids in found.items() if ids}
-        open_ = [self._ids[tag] for tag in tags & self._ids.keys() if tag not in self._ended]
-        states = await self._site.states(open_) if open_ else {}
-        for tag in tags:
-            state = states.get(self._ids.get(tag, ""), MISSING)
-            if state.phase is Phase.ENDED:
-                self._ended.add(tag)
-            if state.reason is Reason.REJECTED and tag in self._requested:
-                self._rejected[pool.name] = state
+        states = await self._ask(pool, tags)
         now = self._site.clock
         for tag, own in files.items():
-            phase = states.get(self._ids.get(tag, ""), MISSING).phase
+            phase = states[tag].phase
             if phase is not Phase.UNKNOWN or now is None:
                 self._denied.pop(tag, None)
                 lost = False
             else:  # never submitted, or forgotten: it ended while nobody looked
                 since = max(self._denied.setdefault(tag, now), *(e.modified for e in own.values()))
-                lost = now - since > _FOUND_S
+                lost = now - since > _FOUND_S and tag not in self._starting
             over = lost or tag in self._ended
             self._record(pool, tag, Phase.ENDED if over else phase, own)
             if self.notify is not None and over:
@@ -469,10 +475,26 @@ class _Pools:
                     await self._site.forget([self._ids[tag]] if tag in self._ids else [])
                 if lost and tag not in self._ended:
                     self._ids.pop(tag, None)
-        known = {t: states.get(self._ids.get(t, ""), MISSING) for t in here}
-        known |= dict.fromkeys(here & self._ended, _ENDED)
         # Of one that nobody knows any more only jobs are left.
-        return {t: s for t, s in known.items() if t in files or s.phase is not Phase.UNKNOWN}
+        known = [t for t in tags if t in here]
+        return {t: states[t] for t in known if t in files or states[t].phase is not Phase.UNKNOWN}
+
+    async def _ask(self, pool: Pool, tags: Iterable[str]) -> dict[str, JobState]:
+        """Return the scheduler's states of allocations; note those that have begun or ended."""
+        open_ = [self._ids[tag] for tag in tags if tag in self._ids and tag not in self._ended]
+        states, found = await self._site.states(open_) if open_ else {}, dict[str, JobState]()
+        for tag in tags:
+            state = states.get(self._ids.get(tag, ""), MISSING)
+            if state.phase is Phase.ENDED:
+                self._ended.add(tag)
+            if state.reason is Reason.REJECTED and tag in self._requested:
+                self._rejected[pool.name] = state
+            if state.phase is Phase.RUNNING:
+                self._began.add(tag)
+            elif state.phase is Phase.WAITING and tag in self._began:
+                state = replace(state, reason=Reason.PREEMPTED)  # it was put back
+            found[tag] = _ENDED if tag in self._ended else state
+        return found
 
     def _record(self, pool: Pool, tag: str, phase: Phase, files: Iterable[str] = ()) -> None:
         """Record what is known of an allocation, from the names of its own files, if it is new."""
@@ -534,10 +556,11 @@ def _read(pool: Pool, entries: Mapping[str, Entry], allocations: Mapping[str, Jo
                 holder = allocations.get(allocation, MISSING)
                 if allocation in allocations and holder is not _ENDED:  # files of ended ones stay
                     cpus += 1
-                if holder is _ENDED or holder.phase is Phase.WAITING:  # it was put back
+                if holder is _ENDED or holder.reason is Reason.PREEMPTED:
                     gone[tag] = _GONE
-                else:
-                    run[tag] = JobState(holder.phase)
+                else:  # some sites say long after its start that an allocation waits
+                    phase = Phase.RUNNING if holder.phase is Phase.WAITING else holder.phase
+                    run[tag] = JobState(phase)
             case ["done", how, tag]:
                 code = int(how) if how.isdecimal() else None
                 reason = _HOWS.get(how, Reason.EXIT_CODE)

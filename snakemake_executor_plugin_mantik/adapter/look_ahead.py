@@ -202,10 +202,9 @@ def why_not_ahead(checked: CheckedWorkflow, at: SiteJob, makers: Mapping[Job, se
     return next(chain(_reasons(checked, at), _reasons_of_makers(checked, at, makers)), "")
 
 
-def _is_pooled(checked: CheckedWorkflow, at: SiteJob) -> bool:
+def _pool(checked: CheckedWorkflow, at: SiteJob) -> str | None:
     asked = Unit(at.job, checked.context).asked
-    planner = checked.planners[at.site]
-    return planner.resources(asked.resources, asked.threads).pool is not None
+    return checked.planners[at.site].resources(asked.resources, asked.threads).pool
 
 
 def _reasons(checked: CheckedWorkflow, at: SiteJob) -> Iterator[str]:
@@ -231,8 +230,6 @@ def _reasons(checked: CheckedWorkflow, at: SiteJob) -> Iterator[str]:
         yield "may run at any site, which is chosen when its inputs exist"
     if not preflight.is_determined(at):
         yield "has values that depend on files which do not exist yet"
-    if _is_pooled(checked, at):
-        yield "runs in a pool"
 
 
 def _reasons_of_makers(
@@ -249,8 +246,6 @@ def _reasons_of_makers(
             yield f"needs the checkpoint {name}"
         if maker.is_local:
             yield f"needs an output of {name}, which runs on this machine"
-        elif _is_pooled(checked, SiteJob(maker, at.context)):
-            yield f"needs an output of {name}, which runs in a pool"
         if checked.workflow.dag.get_job_group(maker) is not None:
             yield f"needs an output of {name}, which is in a group"
         there = SiteJob(maker, at.context)
@@ -258,6 +253,8 @@ def _reasons_of_makers(
             yield f"needs an output of {name}, which may run at any site"
         elif there.site != at.site:
             yield f"needs an output of {name}, which runs at another site"
+        elif not maker.is_local and _pool(checked, there) != _pool(checked, at):
+            yield f"needs an output of {name}, of which only one runs in the pool"
         if any(is_flagged(file, "touch") for file in maker.output if file in files):
             yield f"needs a touch() output of {name}, which Snakemake makes here"
         if maker.benchmark is not None and maker.benchmark in files:

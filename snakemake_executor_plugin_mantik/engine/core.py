@@ -451,9 +451,7 @@ class Engine:
         runner = self._runners.get(request.site)
         if self._ending or runner is None:  # a site whose job makes an input is open
             return
-        if runner.is_pooled(request):  # no job of the scheduler's
-            return
-        if runner.facts.orders_jobs:
+        if runner.facts.orders_jobs or runner.is_pooled(request):
             runner.behind.propose(request)
         elif request.site not in self._unordered:
             self._unordered.add(request.site)

@@ -439,6 +439,7 @@ def make_submission(spec: JobSpec) -> Submission:
         after_on_login=spec.environment.after_on_login,
         login_shell=bool(spec.environment.modules),
         slurm_options=spec.environment.slurm_options,
+        behind=tuple(f"{one.paths.bucket}/{one.paths.try_id}" for one in spec.after),
     )
 
 

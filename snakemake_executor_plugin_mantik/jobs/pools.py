@@ -8,6 +8,8 @@ run once, and a job without a trace is submitted again.
 import io
 import math
 import shlex
+import tarfile
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,8 +27,8 @@ POOL_RESOURCE: Final = "mantik_pool"
 """Names the pool of the config of the rule's site in whose allocations its jobs run."""
 POOLS: Final = f"{OURS}/pools"
 _PREFIX: Final = "pool"
-_LINE_BYTES: Final = 64
-"""More than the first line of a file for several jobs has, and a job's line beside its name."""
+_MEMBER_BYTES: Final = 4 * tarfile.BLOCKSIZE
+"""What a file takes in a tar beside its content, at most: its name may have blocks of its own."""
 MARK_BYTES: Final = 64 << 10
 """Size of the largest marker that is read together with others."""
 MARGIN_S: Final = 15
@@ -184,6 +186,7 @@ class PooledJob:
     Attributes:
         order: the jobs with lower numbers are taken first.
         bucket: of the job's marker (`paths.TryPaths`).
+        behind: the jobs that have to end, in whatever way, before it starts, as BUCKET/TAG.
     """
 
     tag: str
@@ -192,6 +195,7 @@ class PooledJob:
     login_shell: bool
     order: int
     bucket: int = 0
+    behind: tuple[str, ...] = ()
 
     @property
     def file(self) -> str:
@@ -202,7 +206,15 @@ class PooledJob:
             wants.gpus_per_node or 0, wants.runtime_s or 0, int(self.login_shell), self.bucket,
             self.tag,
         )  # fmt: skip
-        return ".".join(("ready", *map(str, parts)))
+        return ".".join(("behind" if self.behind else "ready", *map(str, parts)))
+
+    @property
+    def content(self) -> bytes:
+        """What is in that file."""
+        if not self.behind:
+            return self.script
+        first, _, rest = self.script.partition(b"\n")
+        return b"%s\n# After: %s\n%s" % (first, " ".join(self.behind).encode(), rest)
 
 
 def split_jobs(jobs: Sequence[PooledJob], most: int) -> list[list[PooledJob]]:
@@ -210,24 +222,26 @@ def split_jobs(jobs: Sequence[PooledJob], most: int) -> list[list[PooledJob]]:
     parts: list[list[PooledJob]] = []
     left = 0
     for job in jobs:
-        size = len(job.script) + len(job.file) + _LINE_BYTES
+        size = len(job.content) + _MEMBER_BYTES
         if size > left:
             parts.append([])
-            left = most - _LINE_BYTES
+            left = most - tarfile.RECORDSIZE
         parts[-1].append(job)
         left -= size
     return parts
 
 
-def pack_jobs(jobs: Sequence[PooledJob]) -> bytes:
-    """Return the file with which jobs are sent together."""
-    lines = "".join(f"{job.file} {len(job.script)}\n" for job in jobs).encode()
-    body = b"".join(job.script for job in jobs)
-    first = len(f"mantik-pool {0:012} {0:012}\n")
-    head = first + len(lines)
-    # Bash would read a number with a zero before it as an octal one.
-    begin = f"mantik-pool {head} {head + len(body)}".ljust(first - 1)
-    return begin.encode() + b"\n" + lines + body
+def pack_jobs(jobs: Sequence[PooledJob]) -> tuple[str, bytes]:
+    """Return the file with which jobs are sent together, its name and its content."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.GNU_FORMAT, compresslevel=1) as tar:
+        for job in jobs:
+            member = tarfile.TarInfo(job.file)
+            member.size, member.mode = len(job.content), 0o600
+            tar.addfile(member, io.BytesIO(job.content))
+    cpus = sum(job.resources.cpus_per_task or 1 for job in jobs if not job.behind) or 1
+    content = file.getvalue()
+    return f"in.{cpus}.{len(content)}.{uuid.uuid4()}", content
 
 
 def unpack_marks(content: bytes) -> dict[str, bytes]:

@@ -156,7 +156,10 @@ def is_determined(at: SiteJob) -> bool:
         if UNKNOWN in str(params):  # perhaps only the node's temporary directory is unknown
             lists = job.input, job.output
             params = expand_params(job, lists, format_resources(job))
-        return UNKNOWN not in str((params, at.given, job.threads))
+        # A script gets all resources, such as the memory that is a default for the sizes of inputs.
+        given = dict(job.resources.items()) if job.is_script or job.is_notebook else {}
+        given.pop("tmpdir", None)
+        return UNKNOWN not in str((params, at.given, given, job.threads))
     except (RuleException, WorkflowError):
         return False
 

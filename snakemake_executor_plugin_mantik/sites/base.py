@@ -112,6 +112,7 @@ class Submission:
         after: the scheduler's ids of the jobs that have to end, in whatever way, before it starts.
         beside: files of the workspace, by path, to be uploaded before it is submitted.
         bucket: where its marker will be (`jobs.paths.TryPaths`).
+        behind: the tries that make some of its inputs, as BUCKET/UUID, for an agent of a pool.
     """
 
     tag: str
@@ -125,6 +126,7 @@ class Submission:
     after: tuple[str, ...] = ()
     beside: Mapping[str, bytes] = field(default_factory=dict)
     bucket: int = 0
+    behind: tuple[str, ...] = ()
 
 
 def check_tag(tag: str) -> str:

@@ -164,6 +164,8 @@ class _Pools:
 
     async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
         if (name := submission.resources.pool) is None:
+            if any(map(parse_job_id, submission.after)):
+                raise SiteRejected("a job of the scheduler's cannot wait for one of a pool")
             return await self._site.submit(submission, begin)
         begin()
         self._sent[submission.tag] = self._pools[name]
@@ -171,7 +173,7 @@ class _Pools:
         gathered.jobs.append(
             PooledJob(
                 submission.tag, submission.script.encode(), submission.resources,
-                submission.login_shell, next(self._orders), submission.bucket,
+                submission.login_shell, next(self._orders), submission.bucket, submission.behind,
             )
         )  # fmt: skip
         if gathered.task is None:
@@ -190,10 +192,10 @@ class _Pools:
             number = len(jobs)
             await asyncio.sleep(_TOGETHER_S)
         for part in split_jobs(self._gathered.pop(name).jobs, self._open.upload_bytes):
-            cpus = sum(job.resources.cpus_per_task or 1 for job in part)
-            path = f"{pool.directory}/in.{cpus}.{uuid.uuid4()}"
+            file, content = pack_jobs(part)
+            path = f"{pool.directory}/{file}"
             self._files |= dict.fromkeys((job.tag for job in part), path)
-            await self._site.put(path, pack_jobs(part))
+            await self._site.put(path, content)
         if self._refusals[name].final:  # the site is asked again for these
             del self._refusals[name]
         with suppress(SiteBusy, SiteUnreachable):  # the next look at the jobs tries again
@@ -236,7 +238,9 @@ class _Pools:
         return found
 
     async def scheduler_ids(self, ids: Sequence[str]) -> dict[str, str]:
-        return await self._site.scheduler_ids([job for job in ids if parse_job_id(job) is None])
+        own = {job: job for job in ids if parse_job_id(job)}
+        others = [job for job in ids if job not in own]
+        return own | (await self._site.scheduler_ids(others) if others else {})
 
     async def explain(self, job_id: str) -> JobState:
         if parse_job_id(job_id) is None:
@@ -543,15 +547,16 @@ def _read(pool: Pool, entries: Mapping[str, Entry], allocations: Mapping[str, Jo
     stopped = {name.removeprefix("stop.") for name in entries}
     for name in entries:
         match name.split("."):
-            case ["in", number, _]:
+            case ["in", number, _, _]:
                 look.sent = waiting = True
                 cpus += int(number)
-            case ["ready", _, number, _, more, seconds, _, _, tag]:
+            case ["ready" | "behind" as how, _, number, _, more, seconds, _, _, tag]:
                 look.ready[tag] = name
                 # What was sent when allocations were larger is never taken: it is sent again.
                 if tag not in stopped and pool.takes(int(number), int(more), int(seconds)):
                     ready[tag], waiting = waits, True
-                    cpus, gpus = cpus + int(number), gpus + int(more)
+                    if how == "ready":
+                        cpus, gpus = cpus + int(number), gpus + int(more)
             case ["run", allocation, tag]:
                 holder = allocations.get(allocation, MISSING)
                 if allocation in allocations and holder is not _ENDED:  # files of ended ones stay
@@ -569,7 +574,8 @@ def _read(pool: Pool, entries: Mapping[str, Entry], allocations: Mapping[str, Jo
     # A job may have been sent again: what is alive of it counts first. One that returned 0 and left
     # no marker is a second start of it.
     look.states = {**second, **gone, **done, **ready, **run}
-    look.wanted = math.ceil(pool.share(cpus, gpus)) if waiting else 0
+    # Of jobs that wait for others, what they wait for is here; or it has ended, and they can start.
+    look.wanted = math.ceil(pool.share(max(cpus, 1), gpus)) if waiting else 0
     return look
 
 

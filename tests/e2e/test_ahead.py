@@ -142,6 +142,53 @@ def test_it_goes_on_after_its_controller_was_killed(pipelines: Project) -> None:
     is_as_local(pipelines)
 
 
+POOL = """
+Pools:
+  small: {Queue: batch, Runtime: 30m, CPUsPerNode: 2, Idle: 5s, Takes: 10m}
+"""
+
+
+def pool(project: Project) -> None:
+    """Let all jobs run in a pool."""
+    text = project.place.config.replace("Resources:\n", "Resources:\n  Runtime: 5m\n") + POOL
+    project.config.write_text(text)
+
+
+def test_a_pool_goes_on_after_its_controller_was_killed(pipelines: Project) -> None:
+    pool(pipelines)
+    hold(pipelines)
+    run = pipelines.start()
+    all_submitted(pipelines, run, 7)
+    tells(run.output, "train n=1: waits for", "report: waits for evaluate n=1")
+    run.kill()
+    go(pipelines)
+    at_site(pipelines, "report.txt")
+    said = go_on(pipelines)
+    assert ran(pipelines) == RAN
+    assert submitted(pipelines) == 7, said
+    assert {record.queue for record in pipelines.tries} == {"pool small"}
+    is_as_local(pipelines)
+
+
+def test_a_script_waits_for_resources_that_follow_from_its_inputs(pipeline: Project) -> None:
+    """Its default memory follows from their sizes: submitted ahead, it would be another job."""
+    hold(pipeline)
+    run = pipeline.start("--default-resources", "runtime=5")
+    all_submitted(pipeline, run, 6)
+    go(pipeline)
+    run.end().ok()
+    assert (ran(pipeline), submitted(pipeline)) == (RAN, 7)
+
+
+def test_a_failure_ends_what_waits_for_it_in_a_pool(pipeline: Project) -> None:
+    pool(pipeline)
+    edit(pipeline, "wc -l <", "[ {wildcards.n} = 1 ]; wc -l <")
+    said = pipeline.run("--keep-going").failed()
+    tells(said, "rule evaluate", "exit code 1")
+    assert ran(pipeline) == [*RAN[:4], *RAN[5:]], "all but the report"
+    assert not [r for r in pipeline.tries if not r.state.final and r.rule == "report"]
+
+
 @pytest.mark.nightly
 def test_no_more_wait_than_allowed(pipeline: Project) -> None:
     hold(pipeline)

@@ -43,8 +43,13 @@ class Allocations:
     def send(self, *scripts: str, **wants: Any) -> list[str]:
         """Send jobs in one file; return their tags."""
         jobs = [self.job(script, **wants) for script in scripts]
-        (self.directory / f"in.{len(jobs)}.{uuid.uuid4()}").write_bytes(pack_jobs(jobs))
+        self.put(*jobs)
         return [job.tag for job in jobs]
+
+    def put(self, *jobs: PooledJob) -> None:
+        name, content = pack_jobs(jobs)
+        (self.directory / f".{name}").write_bytes(content)
+        (self.directory / f".{name}").rename(self.directory / name)
 
     def job(self, script: str, **wants: Any) -> PooledJob:
         self.order += 1
@@ -166,14 +171,49 @@ def test_gpus_are_handed_out_singly(pool: Allocations) -> None:
 def test_a_job_finds_its_id_and_cpus(pool: Allocations) -> None:
     job = pool.job("", cpus_per_task=2)
     script = f'echo "$_m_pooled $SLURM_CPUS_PER_TASK" > {pool.workspace}/found\n'.encode()
-    (pool.directory / "in.2.x").write_bytes(pack_jobs([replace(job, script=script)]))
+    pool.put(replace(job, script=script))
     pool.run()
     assert pool.read("found") == f"pool.small.{job.tag} 2\n"
 
 
+def test_a_job_waits_for_those_that_it_is_behind(pool: Allocations) -> None:
+    """However they end: its script looks at that. One of them runs in another allocation."""
+    slow = pool.job(
+        "echo slow begins >> log; until [ -e go ]; do sleep 0.1; done; echo slow >> log"
+    )
+    fails = pool.job("echo fails >> log; exit 3")
+    first = replace(pool.job("echo first >> log"), behind=(f"7/{fails.tag}",))
+    last = pool.job("echo last >> log")
+    last = replace(last, behind=tuple(f"7/{job.tag}" for job in (fails, slow, first)))
+    after = replace(pool.job("echo after >> log"), behind=(f"7/{last.tag}",))
+    pool.put(after, last, first, fails, slow)
+    agents = [pool.start(replace(POOL, resources=replace(POOL.resources, cpus_per_task=1)))]
+    wait_for(lambda: list(pool.directory.glob("run.*")))
+    agents.append(pool.start())
+    wait_for(lambda: pool.read("log").count("\n") == 3)
+    assert "last" not in pool.read("log")
+    (pool.workspace / "go").touch()
+    assert [agent.wait(60) for agent in agents] == [0, 0]
+    assert pool.read("log").splitlines()[-3:] == ["slow", "last", "after"]
+
+
+def test_a_job_starts_that_is_behind_one_whose_marker_is_there(pool: Allocations) -> None:
+    (pool.workspace / TRIES / "7").mkdir(parents=True)
+    (pool.workspace / TRIES / "7/over.0").touch()
+    waits = replace(pool.job("echo no >> log"), behind=("7/over", "7/other"))
+    pool.put(replace(pool.job("echo yes >> log"), behind=("7/over",)), waits)
+    pool.run()
+    assert pool.read("log") == "yes\n"
+    assert [path.name for path in pool.directory.glob("behind.*")] == [waits.file]
+    (pool.directory / f"stop.{waits.tag}").touch()
+    pool.run()
+    assert not list(pool.directory.glob("behind.*"))
+    assert not list(pool.directory.glob("stop.*"))
+
+
 def test_a_file_that_is_not_all_there_waits(pool: Allocations) -> None:
-    whole = pack_jobs([pool.job("echo ran >> log"), pool.job("echo ran >> log")])
-    path = pool.directory / "in.2.x"
+    name, whole = pack_jobs([pool.job("echo ran >> log"), pool.job("echo ran >> log")])
+    path = pool.directory / name
     for size in (0, 10, 30, len(whole) - 1):
         path.write_bytes(whole[:size])
         pool.run()
@@ -194,7 +234,7 @@ def test_markers_of_jobs_come_together(pool: Allocations) -> None:
     (folder / f"{jobs[4].tag}.3").write_bytes(b"failed")
     scripts = [b"exit 0\n"] * 4 + [b"exit 3\n", b"exit 0\n"]
     sent = [replace(j, script=s, bucket=7) for j, s in zip(jobs, scripts, strict=True)]
-    (pool.directory / "in.6.x").write_bytes(pack_jobs(sent))
+    pool.put(*sent)
 
     pool.run()
 
@@ -209,13 +249,13 @@ def test_markers_of_jobs_come_together(pool: Allocations) -> None:
 
 def test_jobs_are_divided_among_files() -> None:
     jobs = [
-        PooledJob(str(n), b"x" * size, Resources(runtime_s=60), False, n)
-        for n, size in enumerate((10, 500, 2000, 10, 10))
+        PooledJob(str(n), os.urandom(size), Resources(runtime_s=60), False, n)
+        for n, size in enumerate((10, 500, 20_000, 10, 10))
     ]
-    parts = split_jobs(jobs, 1000)
+    parts = split_jobs(jobs, 16_000)
     assert [job for part in parts for job in part] == jobs
     assert len(parts) == 3
-    assert all(len(pack_jobs(part)) <= 1000 or len(part) == 1 for part in parts)
+    assert all(len(pack_jobs(part)[1]) <= 16_000 or len(part) == 1 for part in parts)
 
 
 def test_one_of_several_allocations_takes_each_job(pool: Allocations) -> None:
@@ -287,10 +327,10 @@ def test_files_of_others_are_not_run(pool: Allocations) -> None:
 
 def test_a_job_that_was_sent_twice_does_not_run_beside_itself(pool: Allocations) -> None:
     job = pool.job("echo ran >> log; until [ -e go ]; do sleep 0.05; done")
-    (pool.directory / "in.1.a").write_bytes(pack_jobs([job]))
+    pool.put(job)
     agent = pool.start()
     wait_for((pool.workspace / "log").exists)
-    (pool.directory / "in.1.b").write_bytes(pack_jobs([replace(job, order=7)]))
+    pool.put(replace(job, order=7))
     wait_for(
         lambda: (
             {path.name.split(".")[0] for path in pool.directory.iterdir()}
@@ -305,10 +345,10 @@ def test_a_job_that_was_sent_twice_does_not_run_beside_itself(pool: Allocations)
 
 
 def test_a_file_whose_rest_never_comes_is_removed(pool: Allocations) -> None:
-    whole = pack_jobs([pool.job("touch ran")])
+    name, whole = pack_jobs([pool.job("touch ran")])
     long_ago = time.time() - 3600
-    for name, content in (("cut", whole[:-1]), ("empty", b""), ("whole", whole)):
-        path = pool.directory / f"in.1.{name}"
+    for kind, content in (("cut", whole[:-1]), ("empty", b""), ("whole", whole)):
+        path = pool.directory / f"{name}{kind}"
         path.write_bytes(content)
         os.utime(path, (long_ago, long_ago))
     pool.run()

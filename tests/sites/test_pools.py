@@ -250,7 +250,7 @@ async def test_two_controllers_request_no_more_allocations_than_there_may_be() -
 
 @pytest.mark.parametrize(
     ("left", "kept"),
-    [([], False), ([READY], True), ([READY, "stop.job"], False), (["in.1.x"], True)],
+    [([], False), ([READY], True), ([READY, "stop.job"], False), (["in.1.1.x"], True)],
 )
 async def test_what_has_not_started_at_the_end_of_a_run_is_cancelled(
     left: list[str], kept: bool

@@ -1,11 +1,15 @@
 """The agent in an allocation of a pool, in virtual time: what `jobs/bash/agent.sh` does."""
 
+import gzip
+import io
 import re
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from snakemake_executor_plugin_mantik.jobs.packs import read_tar
 from snakemake_executor_plugin_mantik.jobs.paths import TRIES, parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.pools import MARGIN_S, job_id
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -64,7 +68,7 @@ class Agent:
         self._ends = world.now + float(values["runtime_s"])
         self._sweeps, self._busy = world.sweeps, world.now
         self._running: dict[str, Running] = {}
-        self._marks, self._marked = b"", 0
+        self._marks, self._marked = dict[str, bytes](), 0
         self._due = self._dead = self._leaving = self._began = False
 
     @property
@@ -171,7 +175,7 @@ class Agent:
             self._step()
             for path, content in marks.items():
                 if not self._world.full:
-                    self._marks += b"%s %d\n%s" % (path.encode(), len(content or b""), content)
+                    self._marks[path] = content or b""
             if marks and f"{one.how}{code}" == "0":
                 self._remove(f"run.{self._tag}.{tag}")
             else:
@@ -183,8 +187,14 @@ class Agent:
     def _show_marks(self) -> None:
         if self._marks:
             name = f"marks.{self._tag}.{self._marked}"
-            self._write(name, self._marks)
-            self._marks, self._marked = b"", self._marked + 1
+            file = io.BytesIO()
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
+                for path, content in self._marks.items():
+                    member = tarfile.TarInfo(path)
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+            self._write(name, file.getvalue())
+            self._marks, self._marked = {}, self._marked + 1
             self._world.after(REST_S, partial(self._world.remove, f"{self.directory}/{name}"))
 
     def _read_stops(self) -> None:
@@ -194,15 +204,14 @@ class Agent:
                 self._end(self._running[tag], "stop")
             if self._names(rf"run\..*\.{tag}") and not self._names(rf"run\.{self._tag}\.{tag}"):
                 continue
-            for waiting in self._names(rf"ready\..*\.{tag}"):
+            for waiting in self._names(rf"(ready|behind)\..*\.{tag}"):
                 self._remove(waiting)
             self._remove(name)
 
     def _unpack(self) -> None:
         for name in self._names(r"in\..*"):
             content = self._world.files[f"{self.directory}/{name}"] or b""
-            first = content.partition(b"\n")[0].split()
-            if len(first) < 3 or int(first[2]) != len(content):
+            if int(name.split(".")[2]) != len(content):
                 path = f"{self.directory}/{name}"
                 if self._world.since(path) > REST_S:
                     self._remove(name)
@@ -211,14 +220,26 @@ class Agent:
                 continue
             mine = f".unpack.{self._tag}.{name}"
             self._move(name, mine)
-            head = int(first[1])
-            for line in content[:head].decode().splitlines()[1:]:
-                file, _, size = line.rpartition(" ")
-                self._write(file, content[head : head + int(size)])
-                head += int(size)
+            for file, pieces in read_tar(io.BytesIO(gzip.decompress(content))):
+                self._write(file, b"".join(pieces))
             self._remove(mine)
 
+    def _promote(self) -> None:
+        there = {name.rpartition(".")[2] for name in self._names(r"(ready|behind|run)\..*")}
+        done = {name.rpartition(".")[2] for name in self._names(r"done\..*")}
+        done |= {
+            path.rpartition("/")[2].partition(".")[0]
+            for path in self._world.files
+            if path.startswith(f"{TRIES}/") and parse_marker_name(path.rpartition("/")[2])
+        }
+        for name in self._names(r"behind\..*"):
+            line = (self._world.files[f"{self.directory}/{name}"] or b"").split(b"\n")[1].decode()
+            before = {path.rpartition("/")[2] for path in line.removeprefix("# After: ").split()}
+            if before <= done - there:
+                self._move(name, f"ready.{name.removeprefix('behind.')}")
+
     def _take(self) -> None:
+        self._promote()
         for name in self._names(r"ready\..*"):
             _, _, cpus, _, _, seconds, _, bucket, tag = name.split(".")
             ends = self._world.now + float(seconds)

@@ -2,8 +2,10 @@
 # Runs jobs side by side in one allocation, which it leaves when nothing has been there for a while.
 # The pool is a flat directory, in which a name changes by one rename, so that one listing shows all:
 #
-#   in.<cpus>.<unique>                                  jobs that came together, until one unpacks them
+#   in.<cpus>.<bytes>.<unique>                          jobs that came together, until one unpacks them
 #   ready.<order>.<cpus>.<MiB>.<gpus>.<seconds>.<login>.<bucket>.<job>   the script of one that waits
+#   behind.<the same>                                   one that waits for the ends of others: the second
+#                                                       line of its script has these as <bucket>/<job>
 #   run.<allocation>.<job>                              one that an allocation has taken
 #   done.<how>.<job>                                    one that has ended, unless its marker says that it
 #                                                       succeeded: how is its exit code, `time` (its
@@ -14,6 +16,10 @@
 #   pool.<allocation>                                   an allocation that was requested, or runs
 #   used.<allocation>.<node>.<seconds>.<core seconds>   how long an agent has been there, and what jobs
 #                                                       have had of that
+
+# Of jobs that are behind others: those others, by file; by job, the files that wait for it alone or
+# first; and which jobs have not ended, as the directory shows.
+declare -A _p_behind=() _p_followers=() _p_open=()
 
 _p_say() { printf '%(%F %T)T %s\n' -1 "$*"; }
 
@@ -37,32 +43,65 @@ _p_find_gpus() {
   for (( i = ${#_p_gpu_ids[@]}; i < _p_gpus; i++ )); do _p_gpu_ids+=("$i"); done
 }
 
-# Unpacks the jobs that came together. The head of the file names each with the bytes of its script,
-# after a line with the bytes of the head and of the file: one that is not all there yet stays.
+# Unpacks the jobs that came together, in a gzipped tar whose name has its size: one that is not all
+# there yet stays.
 _p_unpack() {
-  local file mine head size bytes i
-  local -a lines
+  local file mine size
   for file in in.*; do
     # Others may write to a shared workspace: only the user's own jobs run.
     [ -O "$file" ] || continue
-    size='' && { read -r _ head size < "$file"; } 2> /dev/null
-    if [ "$(stat -c %s -- "$file" 2> /dev/null)" != "$size" ]; then
+    size=${file#in.*.}
+    if [ "$(stat -c %s -- "$file" 2> /dev/null)" != "${size%%.*}" ]; then
       find "./$file" -mmin +10 -delete 2> /dev/null  # nobody sends the rest of it any more
       continue
     fi
     mine=.unpack.$_p_alloc.${file##*.}
     mv -T -- "$file" "$mine" 2> /dev/null || continue
-    mapfile -t lines < <(head -c "$head" -- "$mine")
-    for (( i = 1; i < ${#lines[@]}; i++ )); do
-      bytes=${lines[i]##* }
-      tail -c +$(( head + 1 )) -- "$mine" | head -c "$bytes" > ".new.$_p_alloc" &&
-        mv -T -- ".new.$_p_alloc" "${lines[i]% *}"
-      (( head += bytes ))
-    done
-    rm -f -- "$mine"
+    mkdir -- "$mine.jobs" && tar -xzmf "$mine" --no-same-owner -C "$mine.jobs" &&
+      find "$mine.jobs" -type f -exec mv -t . -- {} +
+    rm -rf -- "$mine" "$mine.jobs"
     _p_listed=
   done
 }
+
+# Succeeds if the job $1, BUCKET/JOB, has ended: it has a marker, or a file says how.
+_p_is_over() {
+  local -a found
+  [ -z "${_p_open[${1##*/}]-}" ] || return
+  found=(../../tries/"$1".[0-9]* done.*."${1##*/}")
+  (( ${#found[@]} ))
+}
+
+# Makes the job in the file $1 ready unless one that it is behind has not ended, whose follower it is
+# then. Whether those have succeeded, and have made its inputs, its script looks.
+_p_promote() {
+  local before
+  for before in ${_p_behind[$1]}; do
+    if ! _p_is_over "$before"; then
+      _p_followers[${before##*/}]+=" $1"
+      return
+    fi
+  done
+  unset "_p_behind[$1]"
+  mv -T -- "$1" "ready.${1#behind.}" 2> /dev/null && _p_ready+=("ready.${1#behind.}") && _p_look=yes
+}
+
+# Looks at all jobs that are behind others. Where jobs end here, `_p_reap` looks at their followers.
+_p_read_behind() {
+  local file before
+  local -a files=(behind.*)
+  _p_followers=() _p_open=()
+  (( ${#files[@]} )) || return
+  for file in "${files[@]}" ready.* run.*; do _p_open[${file##*.}]=yes; done
+  for file in "${_p_succeeded[@]}"; do unset "_p_open[${file##*.}]"; done
+  for file in "${files[@]}"; do
+    if [ -z "${_p_behind[$file]+yes}" ]; then
+      { read -r _ && read -r _ _ before; } < "$file" || continue
+      _p_behind[$file]=$before
+    fi
+    _p_promote "$file"
+  done
+} 2> /dev/null
 
 # Ends what is to end, and removes what was cancelled before it was taken.
 _p_read_stops() {
@@ -75,7 +114,7 @@ _p_read_stops() {
     done
     others=(run.*."$job")
     [ -e "run.$_p_alloc.$job" ] || (( ! ${#others[@]} )) || continue
-    rm -f -- ready.*."$job" "$file"
+    rm -f -- ready.*."$job" behind.*."$job" "$file"
   done
 }
 
@@ -152,8 +191,9 @@ _p_reap() {
     (( _p_cpus += _p_taken_cpus[n], _p_memory += _p_taken_memory[n], _p_gpus += _p_taken_gpus[n] ))
     _p_cpu_ids+=(${_p_own_cpus[n]})
     _p_gpu_ids+=(${_p_own_gpus[n]})
-    unset "_p_pids[n]"
-    _p_busy=$SECONDS _p_look=yes
+    unset "_p_pids[n]" "_p_open[${_p_jobs[n]}]"
+    for file in ${_p_followers[${_p_jobs[n]}]-}; do _p_promote "$file"; done
+    _p_busy=$SECONDS _p_look=yes _p_ended=yes
   done
 }
 
@@ -162,7 +202,10 @@ _p_reap() {
 _p_take() {
   local IFS=. file n cpus memory gpus seconds login bucket job
   local -a parts
+  (( ${#_p_pids[@]} )) || [ -z "$_p_ended" ] || (( ! ${#_p_behind[@]} )) || _p_listed=
+  _p_ended=
   if [ -z "$_p_listed" ] || (( SECONDS > _p_listed + 1 )); then
+    IFS=$' \t\n' _p_read_behind
     _p_ready=(ready.*)
     _p_listed=$SECONDS _p_look=yes
   fi
@@ -231,7 +274,7 @@ _p_main() {
   umask 077
   trap _p_on_signal TERM INT HUP
   trap : USR1 USR2
-  _p_all_gpus=$_p_gpus _p_last=0 _p_busy=$SECONDS _p_over='' _p_listed='' _p_look=''
+  _p_all_gpus=$_p_gpus _p_last=0 _p_busy=$SECONDS _p_over='' _p_listed='' _p_look='' _p_ended=''
   _p_marks=0 _p_scanned=''
   _p_pids=() _p_jobs=() _p_buckets=() _p_hows=() _p_ends=() _p_kills=() _p_ready=()
   _p_marked=() _p_succeeded=()

@@ -1,16 +1,21 @@
 """Trivial rules at the centre of tests/real/centre, beside plain sbatch on the same Slurm.
 
 `python -m benchmarks.centre {unicore,firecrest} [JOBS]...` starts the centre, which needs root and
-what tests/real/install brings, and prints for each number of jobs how long they take, how long as
-many jobs take that the server is sent by one request each, where the executor's time goes, and the
-requests that firecREST logs. The whole centre shares this machine's cores: measure with
-nothing else to do.
+what tests/real/install brings, and prints for each number of jobs what they take in each way: as
+jobs and in a pool of this executor's, by plain sbatch, by one request each, by Snakemake's local
+executor, and by snakemake-executor-plugin-slurm, which is installed beside the centre's servers.
+firecREST logs requests. The whole centre shares this machine's cores: measure with nothing else to
+do.
 """
 
 import argparse
 import json
+import math
 import os
 import re
+import resource
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,6 +46,13 @@ POOL = """
 Pools:
   small: {Queue: batch, CPUsPerNode: 4, Runtime: 30m, Idle: 5s, Takes: 5m}
 """
+PEER = Path(__file__).parents[1] / ".cache" / "real" / "slurm-executor"
+"""Where Snakemake is installed with the executor for Slurm; its jobs need it, too."""
+FOREIGN = ("MANTIK_", "SNAKEMAKE_", "PYTHONDONTWRITEBYTECODE", "SLURM_")
+ARRAYS = ("--slurm-array-jobs", "all", "--slurm-array-limit", "50")
+"""Version 2.8 gives all jobs of a larger array the first one's command: what it passes on does not
+fit into a command line then."""
+COLUMNS = ("seconds", "requests", "CPU seconds", "core seconds")
 CONSOLE = Console()
 
 
@@ -133,25 +145,92 @@ def one_request_each(server: Server, jobs: int) -> float:
     return seconds[0]
 
 
+def said(site: Centre, *command: str) -> str:
+    """What a command of Slurm's says."""
+    environment = {**os.environ, **site.environment}
+    return subprocess.check_output(command, env=environment, text=True)
+
+
+def next_id(site: Centre) -> int:
+    """The id of the next job."""
+    config = said(site, "scontrol", "show", "config")
+    (number,) = re.findall(r"^NEXT_JOB_ID\s*=\s*(\d+)", config, re.M)
+    return int(number)
+
+
+def idle(site: Centre) -> bool:
+    """Whether no job waits or runs."""
+    return not said(site, "squeue", "--noheader", "--states=PD,R,CF").strip()
+
+
+@contextmanager
+def counted(server: Server) -> Iterator[dict[str, float]]:
+    """Count what jobs take from their submission on: see `COLUMNS`.
+
+    CPU seconds are those of the programs that are started here, which are the jobs, too, where
+    these run on this machine.
+    """
+    site, row = Centre(server.directory), dict[str, float]()
+    first, asked, started = next_id(site), server.asked().total(), time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    yield row
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    row.setdefault("seconds", time.monotonic() - started)
+    row["CPU seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    row["requests"] = server.asked().total() - asked
+    until(lambda: idle(site))
+
+    def allocated() -> dict[int, int]:
+        lines = said(
+            site, "sacct", "--allusers", "--allocations", "--noheader", "--parsable2",
+            "--starttime=now-1days", "--format=JobIDRaw,State,CPUTimeRAW",
+        ).splitlines()  # fmt: skip
+        known = [line.split("|") for line in lines]
+        over = (k for k in known if int(k[0]) >= first and k[1] not in ("PENDING", "RUNNING"))
+        return {int(number): int(seconds) for number, _, seconds in over}
+
+    until(lambda: len(allocated()) >= next_id(site) - first)
+    row["core seconds"] = sum(allocated().values())
+
+
+def peer(server: Server, jobs: int, *options: str) -> None:
+    """Run so many rules with the executor for Slurm."""
+    python = PEER / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", PEER], check=True)
+        packages = ("snakemake>=9.27,<10", "snakemake-executor-plugin-slurm>=2.8,<3")
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+    centres = Centre(server.directory).environment
+    with tempfile.TemporaryDirectory() as directory:
+        # It leaves its jobs no SLURM_CONF: a centre's configuration is where Slurm looks for it.
+        srun = Path(directory, "bin", "srun")
+        srun.parent.mkdir()
+        conf = f"SLURM_CONF={shlex.quote(centres['SLURM_CONF'])}"
+        srun.write_text(f'#!/bin/sh\n{conf} exec {shutil.which("srun")} "$@"\n')
+        srun.chmod(0o755)
+        environment = {**kept, **centres, "PATH": f"{srun.parent}:{kept['PATH']}"}
+        Path(directory, "Snakefile").write_text(SNAKEFILE)
+        command = [str(python), "-m", "snakemake", "--quiet", "all", "--executor", "slurm"]
+        command += ["--slurm-init-seconds-before-status-checks", "1"]  # 40 without it
+        command += [*options, "--config", f"rules={jobs}", "--jobs", str(jobs)]
+        # Each job is another Snakemake: not more at a time than this machine has memory for.
+        command += ["--default-resources", "runtime=5", "mem_mb=8000", "slurm_partition=batch"]
+        command += ["slurm_account=sandbox"]
+        subprocess.run(
+            command, cwd=directory, check=True, env=environment, timeout=WAIT_S,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+
 @contextmanager
 def until_all_ended(site: Centre, jobs: int) -> Iterator[list[float]]:
     """Wait until as many more jobs have come to the scheduler and have ended, and time it."""
-    environment = {**os.environ, **site.environment}
-
-    def said(*command: str) -> str:
-        return subprocess.check_output(command, env=environment, text=True)
-
-    def next_id() -> int:
-        (number,) = re.findall(
-            r"^NEXT_JOB_ID\s*=\s*(\d+)", said("scontrol", "show", "config"), re.M
-        )
-        return int(number)
 
     def over() -> bool:
-        left = said("squeue", "--noheader", "--states=PD,R,CF", "--user", USER)
-        return not left.strip() and next_id() >= last
+        return idle(site) and next_id(site) >= last
 
-    last = next_id() + jobs
+    last = next_id(site) + jobs
     seconds: list[float] = []
     started = time.monotonic()
     yield seconds
@@ -168,8 +247,7 @@ def executor(
     """
     place = server.place
     # Python keeps its bytecode, as on a user's machine.
-    foreign = ("MANTIK_", "SNAKEMAKE_", "PYTHONDONTWRITEBYTECODE")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     environment = {**kept, **place.environment, "SNAKEMAKE_MANTIK_TRACK": "none"}
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "Snakefile").write_text(snakefile)
@@ -219,27 +297,50 @@ def main() -> None:
     parser.add_argument("jobs", type=int, nargs="*", default=JOBS)
     arguments = parser.parse_args()
     with centre(arguments.api) as server:
-        site = Centre(server.directory)
         for jobs in arguments.jobs:
-            plain, alone = sbatch(site, jobs), one_request_each(server, jobs)
-            found = executor(server, jobs)
-            plain = (plain + sbatch(site, jobs)) / 2
-            alone = (alone + one_request_each(server, jobs)) / 2
-            pooled = executor(
-                server, jobs, SNAKEFILE, "--default-resources", "runtime=1", config=POOL
-            )
-            table = Table("what", "", title=f"{jobs} trivial jobs")
-            table.add_row("plain sbatch, seconds", f"{plain:.1f}")
-            table.add_row("one request each, seconds", f"{alone:.1f}")
-            table.add_row("times plain sbatch", f"{found['all'] / plain:.2f}")
-            table.add_row("times one request each", f"{found['all'] / alone:.2f}")
-            for what, figure in found.items():
-                table.add_row(what, f"{figure:.2f}" if figure < 100 else f"{figure:.0f}")
-            table.add_row("in a pool, seconds", f"{pooled['all']:.1f}")
-            table.add_row("in a pool, requests per job", f"{pooled['requests per job']:.2f}")
-            local = snakemake(jobs, "--executor", "local", "--cores", str(os.cpu_count()))
-            table.add_row("Snakemake's local executor, seconds", f"{local:.1f}")
+            phases: dict[str, float] = {}
+            table = Table("what", *COLUMNS, title=f"{jobs} trivial jobs")
+            for what, run in _ways(server, jobs, phases).items():
+                with counted(server) as row:
+                    try:
+                        if (seconds := run()) is not None:
+                            row["seconds"] = seconds
+                    except subprocess.SubprocessError as error:
+                        row["seconds"] = math.nan
+                        CONSOLE.print(f"{what}: {error}")
+                table.add_row(what, *(f"{row[column]:.1f}" for column in COLUMNS))
             CONSOLE.print(table)
+            table = Table("a job each", "", title="where the time goes")
+            for what, figure in phases.items():
+                table.add_row(what, f"{figure:.2f}")
+            CONSOLE.print(table)
+
+
+def _ways(
+    server: Server, jobs: int, phases: dict[str, float]
+) -> dict[str, Callable[[], float | None]]:
+    """Ways to run so many jobs; each returns the seconds, unless they are those that it takes."""
+    site = Centre(server.directory)
+
+    def each() -> None:
+        phases.update(executor(server, jobs))
+
+    def pooled() -> float:
+        options = ("--default-resources", "runtime=1")
+        return executor(server, jobs, SNAKEFILE, *options, config=POOL)["all"]
+
+    cores = str(os.cpu_count())
+    return {
+        "plain sbatch": lambda: sbatch(site, jobs),
+        "one request each": lambda: one_request_each(server, jobs),
+        "a job each": each,
+        "a pool": pooled,
+        "Snakemake's local executor": lambda: snakemake(
+            jobs, "--executor", "local", "--cores", cores
+        ),
+        "the executor for Slurm": lambda: peer(server, jobs),
+        "its job arrays": lambda: peer(server, jobs, *ARRAYS),
+    }
 
 
 if __name__ == "__main__":

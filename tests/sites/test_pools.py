@@ -100,25 +100,6 @@ async def look(site: Site) -> JobState:
 READY = "ready.1.1.0.0.60.0.0.job"
 
 
-async def test_an_allocation_that_is_forgotten_is_replaced() -> None:
-    """It ended while this machine slept: what it had not taken must not wait for it."""
-    listed = Listed(READY, "pool.old", "run.old.other", old=JobState(Phase.RUNNING))
-    site = await opened(listed)
-    await look(site)
-    assert list(listed.jobs) == ["old"]
-    listed.clock += 36000
-    listed.jobs.clear()
-
-    await look(site)
-    assert not listed.jobs  # a single denial is no proof
-    for _ in range(3):
-        listed.clock += 100
-        await look(site)
-
-    assert len(listed.jobs) == 1
-    assert "pool.old" not in listed.names
-
-
 async def test_an_allocation_that_is_not_found_once_stays() -> None:
     listed = Listed(READY, "pool.old")
     listed.clock += 36000

@@ -57,10 +57,12 @@ class Allocations:
         text = f"cd {self.workspace}\n{script}\n"
         return PooledJob(str(uuid.uuid4()), text.encode(), resources, False, self.order)
 
-    def start(self, pool: Pool = POOL, allocation: str = "") -> "subprocess.Popen[str]":
+    def start(
+        self, pool: Pool = POOL, allocation: str = "", first: str = ""
+    ) -> "subprocess.Popen[str]":
         script = self.workspace / f"agent-{len(self.agents)}"
         allocation = allocation or str(uuid.uuid4())
-        script.write_text(agent_script(pool, str(self.workspace), allocation))
+        script.write_text(f"{first}\n{agent_script(pool, str(self.workspace), allocation)}")
         (self.directory / f"pool.{allocation}").touch()
         environment = {k: v for k, v in os.environ.items() if "VISIBLE_DEVICES" not in k}
         with (self.workspace / "agent.log").open("a") as log:
@@ -126,6 +128,13 @@ def test_an_agent_tells_what_its_jobs_have_used(pool: Allocations) -> None:
     pool.send("true")
     pool.run()
     assert len(used(pool)) == 2
+
+
+def test_a_clock_that_jumps_ends_nothing(pool: Allocations) -> None:
+    """Bash computes SECONDS from the node's clock."""
+    [tag] = pool.send("exit 0")
+    assert pool.start(first="SECONDS=99999").wait(60) == 0
+    assert pool.done() == {tag: "0"}
 
 
 def test_what_does_not_fit_waits(pool: Allocations) -> None:

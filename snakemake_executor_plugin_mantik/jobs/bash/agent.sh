@@ -122,7 +122,7 @@ _p_read_stops() {
 _p_end() {
   [ -z "${_p_hows[$1]}" ] || return
   _p_hows[$1]=$2
-  _p_kills[$1]=$(( SECONDS + _p_grace_s ))
+  _p_kills[$1]=$(( _p_now + _p_grace_s ))
   kill -s TERM "${_p_pids[$1]}" 2> /dev/null
 }
 
@@ -139,11 +139,14 @@ _p_kill() {
   kill -s KILL "${found[@]}" 2> /dev/null
 }
 
-# Adds up what jobs have of this agent's time, in hundredths of a second.
+# Adds up what jobs have of this agent's time, in hundredths of a second. `_p_now` is the agent's age in
+# seconds: bash's own SECONDS jumps with the clock of the node.
 _p_count() {
   local now
   read -r now _ < /proc/uptime
   (( now = 10#${now/./}, _p_used += (now - _p_counted) * (_p_all_cpus - _p_cpus), _p_counted = now ))
+  (( _p_began )) || _p_began=$now
+  (( _p_now = (now - _p_began) / 100 ))
 }
 
 # Shows how long this agent has been there, and what jobs have had of that.
@@ -175,8 +178,8 @@ _p_reap() {
   local n code mark file
   for n in "${!_p_pids[@]}"; do
     if kill -0 "${_p_pids[n]}" 2> /dev/null; then
-      (( SECONDS < _p_ends[n] )) || _p_end "$n" time
-      [ -z "${_p_hows[n]}" ] || (( SECONDS < _p_kills[n] )) || _p_kill "${_p_pids[n]}"
+      (( _p_now < _p_ends[n] )) || _p_end "$n" time
+      [ -z "${_p_hows[n]}" ] || (( _p_now < _p_kills[n] )) || _p_kill "${_p_pids[n]}"
       continue
     fi
     wait "${_p_pids[n]}"
@@ -193,7 +196,7 @@ _p_reap() {
     _p_gpu_ids+=(${_p_own_gpus[n]})
     unset "_p_pids[n]" "_p_open[${_p_jobs[n]}]"
     for file in ${_p_followers[${_p_jobs[n]}]-}; do _p_promote "$file"; done
-    _p_busy=$SECONDS _p_look=yes _p_ended=yes
+    _p_busy=$_p_now _p_look=yes _p_ended=yes
   done
 }
 
@@ -204,10 +207,10 @@ _p_take() {
   local -a parts
   (( ${#_p_pids[@]} )) || [ -z "$_p_ended" ] || (( ! ${#_p_behind[@]} )) || _p_listed=
   _p_ended=
-  if [ -z "$_p_listed" ] || (( SECONDS > _p_listed + 1 )); then
+  if [ -z "$_p_listed" ] || (( _p_now > _p_listed + 1 )); then
     IFS=$' \t\n' _p_read_behind
     _p_ready=(ready.*)
-    _p_listed=$SECONDS _p_look=yes
+    _p_listed=$_p_now _p_look=yes
   fi
   [ -n "$_p_look" ] || return
   _p_look=
@@ -222,7 +225,7 @@ _p_take() {
     # One that requests more than any node has runs alone, rather than never.
     (( memory <= _p_all_memory )) || memory=$_p_all_memory
     (( cpus <= _p_cpus && memory <= _p_memory && gpus <= _p_gpus )) || continue
-    (( SECONDS + seconds + _p_grace_s <= _p_runtime_s )) || continue
+    (( _p_now + seconds + _p_grace_s <= _p_runtime_s )) || continue
     unset "_p_ready[n]"
     # What was sent twice must not end, by itself, the one that runs.
     [ ! -e "run.$_p_alloc.$job" ] || { rm -f -- "$file"; continue; }
@@ -247,7 +250,7 @@ _p_start() {
   _p_gpu_ids=("${_p_gpu_ids[@]:gpus}")
   (( _p_cpus -= cpus, _p_memory -= memory, _p_gpus -= gpus ))
   _p_taken_cpus[n]=$cpus _p_taken_memory[n]=$memory _p_taken_gpus[n]=$gpus
-  _p_jobs[n]=$job _p_buckets[n]=$bucket _p_hows[n]='' _p_ends[n]=$(( SECONDS + seconds + 1 ))
+  _p_jobs[n]=$job _p_buckets[n]=$bucket _p_hows[n]='' _p_ends[n]=$(( _p_now + seconds + 1 ))
   set -m
   (
     export _m_pooled=pool.$_p_name.$job SLURM_CPUS_PER_TASK=$cpus
@@ -274,7 +277,7 @@ _p_main() {
   umask 077
   trap _p_on_signal TERM INT HUP
   trap : USR1 USR2
-  _p_all_gpus=$_p_gpus _p_last=0 _p_busy=$SECONDS _p_over='' _p_listed='' _p_look='' _p_ended=''
+  _p_all_gpus=$_p_gpus _p_last=0 _p_busy=0 _p_over='' _p_listed='' _p_look='' _p_ended=''
   _p_marks=0 _p_scanned=''
   _p_pids=() _p_jobs=() _p_buckets=() _p_hows=() _p_ends=() _p_kills=() _p_ready=()
   _p_marked=() _p_succeeded=()
@@ -286,9 +289,8 @@ _p_main() {
   _p_find_gpus
   exec {_p_tick}<> <(:)
   read -r _p_node < /proc/sys/kernel/hostname
-  _p_node=${_p_node%%.*} _p_told='' _p_told_used=-1 _p_used=0 _p_counted=0 _p_shown=0
+  _p_node=${_p_node%%.*} _p_told='' _p_told_used=-1 _p_used=0 _p_counted=0 _p_shown=0 _p_began=0
   _p_count
-  _p_began=$_p_counted
   # What it ran before the scheduler put it back into the queue and started it again.
   for file in run."$_p_alloc".*; do mv -T -- "$file" "done.pool.${file##*.}"; done
   find . -maxdepth 1 '(' -name 'done.*' -o -name 'used.*' ')' -mtime +30 -delete
@@ -296,10 +298,10 @@ _p_main() {
   while :; do
     _p_count
     _p_reap
-    if (( SECONDS != _p_scanned )); then  # a parallel file system is to have little of this
-      _p_scanned=$SECONDS
-      (( SECONDS % 10 )) || _p_tell
-      (( SECONDS % 60 )) || find . -maxdepth 1 -name 'marks.*' -mmin +10 -delete
+    if (( _p_now != _p_scanned )); then  # a parallel file system is to have little of this
+      _p_scanned=$_p_now
+      (( _p_now % 10 )) || _p_tell
+      (( _p_now % 60 )) || find . -maxdepth 1 -name 'marks.*' -mmin +10 -delete
       _p_read_stops
       [ -n "$_p_over" ] || _p_unpack
     fi
@@ -307,8 +309,8 @@ _p_main() {
     [ -n "$_p_over" ] || _p_take
     if (( ! ${#_p_pids[@]} )); then
       _p_show_marks
-      [ -z "$_p_over" ] && (( SECONDS - _p_busy < _p_idle_s )) || break
-      (( SECONDS + _p_grace_s < _p_runtime_s )) || break
+      [ -z "$_p_over" ] && (( _p_now - _p_busy < _p_idle_s )) || break
+      (( _p_now + _p_grace_s < _p_runtime_s )) || break
       tick=0.5
     else
       tick=0.05

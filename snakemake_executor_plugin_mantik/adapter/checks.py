@@ -308,8 +308,11 @@ def _beyond_max_jobs(
 ) -> Iterator[str]:
     """Warn if `--jobs`, `wanted`, allows more jobs than the sites' `MaxJobs` together do.
 
-    There is no number of jobs with `smk-mantik plan` and `--jobs unlimited`.
+    There is no number of jobs with `smk-mantik plan` and `--jobs unlimited`. `MaxJobs` does not count
+    jobs of pools.
     """
+    if any(configs[name].config.pools for name in used):
+        return
     limits = {name: configs[name].config.site.max_jobs for name in used}
     if used and wanted not in (None, sys.maxsize) and min(wanted, jobs) > sum(limits.values()):
         named = ", ".join(f"{number} at {name}" for name, number in limits.items())

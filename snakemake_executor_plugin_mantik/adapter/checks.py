@@ -308,8 +308,8 @@ def _beyond_max_jobs(
 ) -> Iterator[str]:
     """Warn if `--jobs`, `wanted`, allows more jobs than the sites' `MaxJobs` together do.
 
-    There is no number of jobs with `smk-mantik plan` and `--jobs unlimited`. `MaxJobs` does not count
-    jobs of pools.
+    There is no number of jobs with `smk-mantik plan` and `--jobs unlimited`. Jobs of pools do not
+    count.
     """
     if any(configs[name].config.pools for name in used):
         return

@@ -116,7 +116,7 @@ def find_pools(config: BackendConfig, account: str | None) -> dict[str, Pool]:
         name: Pool(
             name,
             Resources(
-                queue=given.queue, runtime_s=given.runtime_s, nodes=1,
+                queue=given.queue, runtime_s=given.runtime_s, nodes=given.nodes,
                 cpus_per_task=given.cpus_per_node, gpus_per_node=given.gpus_per_node,
                 memory_mib_per_node=given.memory_mib_per_node, account=account,
                 reservation=given.reservation, constraint=given.node_constraints, qos=given.qos,

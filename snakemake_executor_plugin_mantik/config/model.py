@@ -148,17 +148,20 @@ class ResourcesConfig(ConfigSection):
 
 
 class PoolConfig(ConfigSection):
-    """Allocations of one node each that stay, and run the jobs of rules that name the pool."""
+    """Allocations that stay, and run the jobs of rules that name the pool."""
 
     queue: Name | None = config_key("Queue", "Queue or partition.", None)
     runtime_s: Duration = config_key("Runtime", "Walltime of an allocation.")
-    cpus_per_node: Positive = config_key("CPUsPerNode", "CPUs of an allocation.")
+    nodes: Positive = config_key(
+        "Nodes", "Nodes of an allocation; each of them runs jobs. More than 1 need Slurm.", 1
+    )
+    cpus_per_node: Positive = config_key("CPUsPerNode", "CPUs of each node.")
     memory_mib_per_node: Memory | None = config_key(
         "MemoryPerNode",
-        "Memory of an allocation; without it, all of its node's is handed out.",
+        "Memory of each node; without it, all that it has is handed out.",
         None,
     )
-    gpus_per_node: Count | None = config_key("GPUsPerNode", "GPUs of an allocation.", None)
+    gpus_per_node: Count | None = config_key("GPUsPerNode", "GPUs of each node.", None)
     reservation: Name | None = config_key("Reservation", "Reservation to use.", None)
     node_constraints: Name | None = config_key(
         "NodeConstraints", "Features that the node must have, such as gpu&a100.", None
@@ -329,6 +332,14 @@ class BackendConfig(ConfigSection):
         expand = isinstance(site, Mapping) and site.get("Expand") is True
         yield from expansion_mistakes(_written_environments(data), expand=expand)
         scheduler = _scheduler(data)
+        pools = data.get("Pools")
+        for name, pool in pools.items() if isinstance(pools, Mapping) else ():
+            several = isinstance(pool, Mapping) and pool.get("Nodes", 1) != 1
+            if several and scheduler in {"pbs", "none"}:
+                yield (
+                    ("Pools", name, "Nodes"),
+                    f"needs Slurm to start agents, but Site: Scheduler is {scheduler}",
+                )
         for keys, environment in _written_environments(data):
             for key in SLURM_KEYS if scheduler in {"pbs", "none"} else ():
                 if key in environment:

@@ -38,11 +38,11 @@ allocation ends."""
 
 @dataclass(frozen=True)
 class Pool:
-    """Allocations of one kind, each on one node.
+    """Allocations of one kind; each job has a part of one node.
 
     Attributes:
         name: as rules name it.
-        resources: of one allocation; `cpus_per_task` and `runtime_s` are set.
+        resources: of one allocation; `nodes`, `cpus_per_task` and `runtime_s` are set.
         idle_s: seconds after which an allocation ends in which nothing runs.
         count: the most allocations at a time.
         grace_s: seconds that a job has to end after TERM (`Site: TermGrace`).
@@ -77,7 +77,7 @@ class Pool:
         """Return how many allocations jobs occupy that have so many CPUs and GPUs together."""
         ours = self.resources
         of_gpus = gpus / ours.gpus_per_node if ours.gpus_per_node else 0.0
-        return max(cpus / (ours.cpus_per_task or 1), of_gpus)
+        return max(cpus / (ours.cpus_per_task or 1), of_gpus) / (ours.nodes or 1)
 
     def job_resources(self, own: Resources, asked: Resources) -> Resources:
         """Return the resources of a job that runs in this pool.
@@ -121,9 +121,9 @@ class Pool:
         ):
             if wanted is not None and most is not None and wanted > most:
                 raise UserError(
-                    f"{what}: {wanted} requested; one allocation has {most}",
+                    f"{what}: {wanted} requested; a job of the pool can have {most}",
                     where=where,
-                    do="Request less, make the pool's allocations larger, or leave out mantik_pool",
+                    do="Request less, give the pool's nodes more, or leave out mantik_pool",
                 )
         if asked.runtime_s > self.longest_s:
             raise UserError(
@@ -165,6 +165,11 @@ class Allocation:
     def idle(self) -> int:
         """Core seconds that no job has had."""
         return max(0, self.cores * self.seconds - self.used)
+
+
+def allocation_of(file: str) -> str:
+    """Return the allocation that a file in a pool's directory names, without the agent's number."""
+    return file.split(".")[1].partition("+")[0]
 
 
 def job_id(pool: str, tag: str) -> str:
@@ -263,6 +268,7 @@ def agent_script(pool: Pool, workspace: str, allocation: str) -> str:
         "directory": shlex.quote(f"{workspace.rstrip('/')}/{pool.directory}"),
         "name": pool.name,
         "alloc": allocation,
+        "nodes": wants.nodes or 1,
         "cpus": wants.cpus_per_task or 1,
         "memory": memory_per_node(wants) or 0,
         "gpus": wants.gpus_per_node or 0,
@@ -273,4 +279,4 @@ def agent_script(pool: Pool, workspace: str, allocation: str) -> str:
     }
     agent = (files(__package__) / "bash" / "agent.sh").read_text("utf-8")
     lines = (f"_p_{name}={value}\n" for name, value in values.items())
-    return f"#!/bin/bash\n# Allocation: pool {pool.name}\n\n{''.join(lines)}\n{agent}\n_p_main\n"
+    return f"#!/bin/bash\n# Allocation: pool {pool.name}\n\n{''.join(lines)}\n{agent}\n_p_run\n"

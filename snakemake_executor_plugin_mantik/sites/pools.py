@@ -31,6 +31,7 @@ from ..jobs.pools import (
     Pool,
     PooledJob,
     agent_script,
+    allocation_of,
     job_id,
     pack_jobs,
     parse_job_id,
@@ -399,7 +400,7 @@ class _Pools:
             entries = await self._site.list(pool.directory)
             states = await self._follow(pool, entries)
             # Some sites say long after its start that one waits.
-            began = {name.split(".")[1] for name in entries if name.startswith(("run.", "used."))}
+            began = {allocation_of(name) for name in entries if name.startswith(("run.", "used."))}
             waiting = [t for t, s in states.items() if s.phase is Phase.WAITING and t not in began]
             if not _read(pool, entries, states).wanted:
                 await self._site.cancel([self._ids[tag] for tag in waiting])
@@ -454,8 +455,8 @@ class _Pools:
         files = defaultdict[str, dict[str, Entry]](dict)
         for name, entry in entries.items():
             if name.startswith(("pool.", "used.")):
-                files[name.split(".")[1]][name] = entry
-        here = {name.split(".")[1] for name in entries if name.startswith(("pool.", "run."))}
+                files[allocation_of(name)][name] = entry
+        here = {allocation_of(name) for name in entries if name.startswith(("pool.", "run."))}
         tags = sorted(here | files.keys())
         if unknown := {t: f"pool {pool.name}" for t in tags if t not in self._ids}:
             found = await self._site.find(unknown)
@@ -557,7 +558,8 @@ def _read(pool: Pool, entries: Mapping[str, Entry], allocations: Mapping[str, Jo
                     ready[tag], waiting = waits, True
                     if how == "ready":
                         cpus, gpus = cpus + int(number), gpus + int(more)
-            case ["run", allocation, tag]:
+            case ["run", _, tag]:
+                allocation = allocation_of(name)
                 holder = allocations.get(allocation, MISSING)
                 if allocation in allocations and holder is not _ENDED:  # files of ended ones stay
                     cpus += 1

@@ -235,8 +235,11 @@ def test_what_no_pool_can_run_is_told_before_anything_is_sent(
     for change, what in (
         (('"small"', '"smal"'), "there is no pool 'smal' (did you mean small?)"),
         (("runtime=1", "runtime=60"), "takes jobs of at most"),
-        (("runtime=1", "cpus_per_task=4, runtime=1"), "CPUs: 4 requested; one allocation has 2"),
-        (("runtime=1", "runtime=1, gpu=1"), "GPUs: 1 requested; one allocation has 0"),
+        (
+            ("runtime=1", "cpus_per_task=4, runtime=1"),
+            "CPUs: 4 requested; a job of the pool can have 2",
+        ),
+        (("runtime=1", "runtime=1, gpu=1"), "GPUs: 1 requested; a job of the pool can have 0"),
         (("runtime=1", "runtime=1, nodes=2"), "nodes: 2 requested"),
         (("runtime=1", "runtime=1, slurm_partition='batch'"), "cannot choose its queue"),
         (

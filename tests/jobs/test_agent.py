@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from hpc_sandbox import shims
 from snakemake_executor_plugin_mantik.jobs.paths import TRIES
 from snakemake_executor_plugin_mantik.jobs.pools import (
     MARK_BYTES,
     Pool,
     PooledJob,
     agent_script,
+    allocation_of,
     pack_jobs,
     split_jobs,
     unpack_marks,
@@ -27,6 +29,7 @@ from snakemake_executor_plugin_mantik.jobs.pools import (
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from tests.support.sandbox import wait_for
 
+SRUN = Path(shims.__file__).parent / "bin"
 POOL = Pool("small", Resources(runtime_s=600, cpus_per_task=2, gpus_per_node=2), 1, 1, 1)
 
 
@@ -65,6 +68,8 @@ class Allocations:
         script.write_text(f"{first}\n{agent_script(pool, str(self.workspace), allocation)}")
         (self.directory / f"pool.{allocation}").touch()
         environment = {k: v for k, v in os.environ.items() if "VISIBLE_DEVICES" not in k}
+        environment["SLURM_NNODES"] = str(pool.resources.nodes or 1)
+        environment["PATH"] = f"{SRUN}:{environment['PATH']}"
         with (self.workspace / "agent.log").open("a") as log:
             agent = subprocess.Popen(
                 ["bash", script], stdout=log, stderr=log, text=True, env=environment
@@ -135,6 +140,44 @@ def test_a_clock_that_jumps_ends_nothing(pool: Allocations) -> None:
     [tag] = pool.send("exit 0")
     assert pool.start(first="SECONDS=99999").wait(60) == 0
     assert pool.done() == {tag: "0"}
+
+
+TWO_NODES = replace(POOL, idle_s=4, resources=replace(POOL.resources, cpus_per_task=1, nodes=2))
+
+
+def test_each_node_of_an_allocation_runs_jobs(pool: Allocations) -> None:
+    """Each job sees one node only; the allocation ends when nothing is left on any."""
+    meet = "echo $SLURM_NNODES $SLURM_NTASKS > {0}; until [ -e {1} ]; do sleep 0.05; done"
+    tags = pool.send(meet.format("a", "b"), meet.format("b", "a"))
+    assert pool.start(TWO_NODES, "A").wait(60) == 0
+    assert pool.done() == dict.fromkeys(tags, "0")
+    assert pool.read("a") == pool.read("b") == "1 1\n"
+    assert {allocation_of(path.name) for path in pool.directory.glob("used.*")} == {"A"}
+    assert not list(pool.directory.glob("pool.*"))
+
+
+def test_what_a_killed_agent_of_one_node_had_taken_is_free(pool: Allocations) -> None:
+    note = "echo $PPID > {0}; until [ -e go ]; do sleep 0.1; done"
+    killed, other = pool.send(note.format("a"), note.format("b"))
+    agent = pool.start(TWO_NODES, "A")
+    wait_for(lambda: pool.read("a") and pool.read("b"))
+    os.kill(int(pool.read("a")), signal.SIGKILL)
+    wait_for(lambda: pool.done() == {killed: "pool"})
+    [run] = pool.directory.glob("run.*")
+    assert run.name.endswith(other)
+    assert allocation_of(run.name) == "A"
+    (pool.workspace / "go").touch()
+    assert agent.wait(60) == 0
+    assert pool.done() == {killed: "pool", other: "0"}
+
+
+def test_a_signal_reaches_the_agents_of_all_nodes(pool: Allocations) -> None:
+    tags = pool.send("touch a; exec sleep 100", "touch b; exec sleep 100")
+    agent = pool.start(TWO_NODES)
+    wait_for(lambda: len(list(pool.workspace.glob("[ab]"))) == 2)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(60) == 0
+    assert pool.done() == dict.fromkeys(tags, "pool")
 
 
 def test_what_does_not_fit_waits(pool: Allocations) -> None:

@@ -120,6 +120,23 @@ async def test_files_of_an_ended_allocation_request_none(kept: Phase, requested:
     assert len(listed.jobs) - 1 == requested
 
 
+async def test_jobs_fill_all_nodes_of_an_allocation() -> None:
+    """What an agent of any of its nodes has taken is free when the allocation has ended."""
+    pool = replace(POOL, resources=replace(POOL.resources, nodes=2))
+    waiting = [READY.replace("job", str(n)) for n in range(4)]
+    listed = Listed(*waiting)
+    await look(await opened(listed, pool))
+    assert len(listed.jobs) == 1
+    listed = Listed(*waiting, READY)
+    await look(await opened(listed, pool))
+    assert len(listed.jobs) == 2
+    listed = Listed("run.old+1.job", old=JobState(Phase.RUNNING))
+    site = await opened(listed, pool)
+    assert (await look(site)).phase is Phase.RUNNING
+    listed.jobs["old"] = JobState(Phase.ENDED)
+    assert (await look(site)).reason is Reason.ALLOCATION_ENDED
+
+
 async def test_a_cancelled_job_requests_no_allocation() -> None:
     listed = Listed(READY, "stop.job")
     await look(await opened(listed))

@@ -1,5 +1,6 @@
 # ---- the agent of a pool -------------------------------------------------------------------------
-# Runs jobs side by side in one allocation, which it leaves when nothing has been there for a while.
+# Runs jobs side by side on one node of an allocation, until nothing has been there for a while. Of an
+# allocation of several nodes each has an agent, whose names are <allocation>+<number>.
 # The pool is a flat directory, in which a name changes by one rename, so that one listing shows all:
 #
 #   in.<cpus>.<bytes>.<unique>                          jobs that came together, until one unpacks them
@@ -254,6 +255,8 @@ _p_start() {
   set -m
   (
     export _m_pooled=pool.$_p_name.$job SLURM_CPUS_PER_TASK=$cpus
+    (( _p_nodes == 1 )) || export SLURM_JOB_NODELIST=$_p_node SLURM_JOB_NUM_NODES=1 \
+      SLURM_NODELIST=$_p_node SLURM_NNODES=1 SLURM_NTASKS=1 SLURM_NPROCS=1
     if (( _p_all_gpus )); then
       gpus=${_p_own_gpus[n]// /,}
       export CUDA_VISIBLE_DEVICES=$gpus ROCR_VISIBLE_DEVICES=$gpus
@@ -289,7 +292,7 @@ _p_main() {
   _p_find_gpus
   exec {_p_tick}<> <(:)
   read -r _p_node < /proc/sys/kernel/hostname
-  _p_node=${_p_node%%.*} _p_told='' _p_told_used=-1 _p_used=0 _p_counted=0 _p_shown=0 _p_began=0
+  _p_node=${SLURMD_NODENAME:-${_p_node%%.*}} _p_told='' _p_told_used=-1 _p_used=0 _p_counted=0 _p_shown=0 _p_began=0
   _p_count
   # What it ran before the scheduler put it back into the queue and started it again.
   for file in run."$_p_alloc".*; do mv -T -- "$file" "done.pool.${file##*.}"; done
@@ -303,6 +306,8 @@ _p_main() {
       (( _p_now % 10 )) || _p_tell
       (( _p_now % 60 )) || find . -maxdepth 1 -name 'marks.*' -mmin +10 -delete
       _p_read_stops
+      # A node is there as long as its allocation is.
+      (( _p_nodes == 1 )) || ! compgen -G "run.${_p_alloc%+*}+*" > /dev/null || _p_busy=$_p_now
       [ -n "$_p_over" ] || _p_unpack
     fi
     (( _p_counted < _p_shown + 50 )) || _p_show_marks
@@ -319,6 +324,34 @@ _p_main() {
   done
   _p_tell
   _p_show_marks
-  rm -f -- "pool.$_p_alloc"
+  (( _p_nodes > 1 )) || rm -f -- "pool.$_p_alloc"
   exit 0
+}
+
+# Starts an agent on each node, by a step of its own. What one had taken that was killed is free when its
+# step has ended, which leaves none of its processes.
+_p_run() {
+  local n agent file tick
+  local -a pids=()
+  (( _p_nodes > 1 )) || _p_main
+  cd -- "$_p_directory" || { echo "mantik: there is no pool $_p_directory"; exit 0; }
+  shopt -s nullglob
+  agent="$(declare -f; declare -p "${!_p_@}")"$'\n''_p_alloc+=+$_p_number; _p_main'
+  trap 'kill -s TERM "${pids[@]}"' TERM INT HUP
+  trap : USR1 USR2
+  exec {tick}<> <(:)
+  for (( n = 0; n < _p_nodes; n++ )); do
+    _p_number=$n srun --nodes=1 --ntasks=1 --relative="$n" --cpus-per-task="$_p_cpus" --overlap \
+      --mpi=none --cpu-bind=none bash -c "$agent" < /dev/null {tick}>&- &
+    pids[n]=$!
+  done
+  while (( ${#pids[@]} )); do
+    read -r -t 1 -u "$tick" _
+    for n in "${!pids[@]}"; do
+      ! kill -0 "${pids[n]}" 2> /dev/null || continue
+      unset "pids[n]"
+      for file in run."$_p_alloc+$n".*; do mv -T -- "$file" "done.pool.${file##*.}"; done
+    done
+  done
+  rm -f -- "pool.$_p_alloc"
 }

@@ -252,6 +252,7 @@ def test_a_job_waits_for_those_that_it_is_behind(pool: Allocations) -> None:
 def test_a_job_starts_that_is_behind_one_whose_marker_is_there(pool: Allocations) -> None:
     (pool.workspace / TRIES / "7").mkdir(parents=True)
     (pool.workspace / TRIES / "7/over.0").touch()
+    (pool.directory / "done.pool.other").touch()  # it ended with its allocation, to run again
     waits = replace(pool.job("echo no >> log"), behind=("7/over", "7/other"))
     pool.put(replace(pool.job("echo yes >> log"), behind=("7/over",)), waits)
     pool.run()
@@ -394,6 +395,29 @@ def test_a_job_that_was_sent_twice_does_not_run_beside_itself(pool: Allocations)
     assert agent.wait(60) == 0
     assert pool.done() == {job.tag: "0"}
     assert pool.read("log") == "ran\n"
+
+
+def test_what_a_killed_agent_was_unpacking_is_unpacked(pool: Allocations) -> None:
+    """Once its allocation has ended: before, it may still do it."""
+    for owner in ("ended", "alive"):
+        name, content = pack_jobs([pool.job(f"touch {owner}")])
+        unpacking = f".unpack.{owner}.{name.removeprefix('in.')}"
+        (pool.directory / unpacking).write_bytes(content)
+        (pool.directory / f"{unpacking}.jobs").mkdir()
+    (pool.directory / "pool.alive").touch()
+    long_ago = time.time() - 31 * 86400
+    for name in ("run.ended.job", "run.alive.job", ".marks.ended"):
+        (pool.directory / name).touch()
+        os.utime(pool.directory / name, (long_ago, long_ago))
+    (pool.directory / "run.ended.new").touch()
+    pool.run()
+    assert (pool.workspace / "ended").exists()
+    assert not (pool.workspace / "alive").exists()
+    assert len(list(pool.directory.glob(".unpack.alive.*"))) == 2
+    assert not list(pool.directory.glob(".unpack.ended.*"))
+    left = {path.name for path in pool.directory.glob("run.*")}
+    assert left == {"run.alive.job", "run.ended.new"}
+    assert not list(pool.directory.glob(".marks.*"))
 
 
 def test_a_file_whose_rest_never_comes_is_removed(pool: Allocations) -> None:

@@ -56,7 +56,7 @@ _p_unpack() {
       find "./$file" -mmin +10 -delete 2> /dev/null  # nobody sends the rest of it any more
       continue
     fi
-    mine=.unpack.$_p_alloc.${file##*.}
+    mine=.unpack.$_p_alloc.${file#in.}
     mv -T -- "$file" "$mine" 2> /dev/null || continue
     mkdir -- "$mine.jobs" && tar -xzmf "$mine" --no-same-owner -C "$mine.jobs" &&
       find "$mine.jobs" -type f -exec mv -t . -- {} +
@@ -65,11 +65,33 @@ _p_unpack() {
   done
 }
 
-# Succeeds if the job $1, BUCKET/JOB, has ended: it has a marker, or a file says how.
+# Lets what agents were unpacking that are not there any more be unpacked again: what was taken of it
+# meanwhile has its claim. Removes what else of them is old.
+_p_tidy() {
+  local file owner
+  local -a old=()
+  for file in .unpack.*.*.*.*; do
+    owner=${file#.unpack.} owner=${owner%%.*}
+    [ "$owner" != "$_p_alloc" ] && [ -e "pool.${owner%+*}" ] && continue
+    case $file in
+      *.jobs) rm -rf -- "$file" ;;
+      *) mv -T -- "$file" "in.${file#.unpack."$owner".}" ;;
+    esac
+  done
+  for file in run.*; do
+    owner=${file#run.} owner=${owner%%.*}
+    [ -e "pool.${owner%+*}" ] || old+=("./$file")
+  done
+  find . -maxdepth 1 '(' -name 'done.*' -o -name 'used.*' -o -name '.marks.*' ')' -mtime +30 -delete
+  (( ! ${#old[@]} )) || find "${old[@]}" -maxdepth 0 -mtime +30 -delete
+} 2> /dev/null
+
+# Succeeds if the job $1, BUCKET/JOB, has ended: it has a marker, or a file says how. One that ended with
+# its allocation is submitted again.
 _p_is_over() {
   local -a found
   [ -z "${_p_open[${1##*/}]-}" ] || return
-  found=(../../tries/"$1".[0-9]* done.*."${1##*/}")
+  found=(../../tries/"$1".[0-9]* done.[!p]*."${1##*/}")
   (( ${#found[@]} ))
 }
 
@@ -296,7 +318,7 @@ _p_main() {
   _p_count
   # What it ran before the scheduler put it back into the queue and started it again.
   for file in run."$_p_alloc".*; do mv -T -- "$file" "done.pool.${file##*.}"; done
-  find . -maxdepth 1 '(' -name 'done.*' -o -name 'used.*' ')' -mtime +30 -delete
+  _p_tidy
   _p_say "the pool $_p_name: $_p_cpus CPUs, $_p_memory MiB, $_p_gpus GPUs for $_p_runtime_s s"
   while :; do
     _p_count
@@ -304,7 +326,7 @@ _p_main() {
     if (( _p_now != _p_scanned )); then  # a parallel file system is to have little of this
       _p_scanned=$_p_now
       (( _p_now % 10 )) || _p_tell
-      (( _p_now % 60 )) || find . -maxdepth 1 -name 'marks.*' -mmin +10 -delete
+      (( _p_now % 60 )) || { find . -maxdepth 1 -name 'marks.*' -mmin +10 -delete; _p_tidy; }
       _p_read_stops
       # A node is there as long as its allocation is.
       (( _p_nodes == 1 )) || ! compgen -G "run.${_p_alloc%+*}+*" > /dev/null || _p_busy=$_p_now

@@ -339,8 +339,10 @@ _p_main() {
       [ -z "$_p_over" ] && (( _p_now - _p_busy < _p_idle_s )) || break
       (( _p_now + _p_grace_s < _p_runtime_s )) || break
       tick=0.5
+    elif (( _p_now - _p_busy < 2 )); then  # jobs are short
+      tick=0.02
     else
-      tick=0.05
+      tick=0.2
     fi
     read -r -t "$tick" -u "$_p_tick" _
   done

@@ -226,7 +226,7 @@ class Agent:
 
     def _promote(self) -> None:
         there = {name.rpartition(".")[2] for name in self._names(r"(ready|behind|run)\..*")}
-        done = {name.rpartition(".")[2] for name in self._names(r"done\..*")}
+        done = {name.rpartition(".")[2] for name in self._names(r"done\.(?!pool\.).*")}
         done |= {
             path.rpartition("/")[2].partition(".")[0]
             for path in self._world.files

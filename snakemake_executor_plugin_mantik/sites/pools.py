@@ -48,8 +48,8 @@ _TOGETHER_S: Final = 0.1
 """Jobs that come closer to each other are sent in one file, for five times as long at most."""
 _FOUND_S: Final = 120.0
 """Seconds in which the site must deny an allocation until it counts as none."""
-_SHOWN_S: Final = 0.8
-"""Seconds in which an agent shows the marker of a job that has ended."""
+_SHOWN_S: Final = 1.1
+"""Seconds in which an agent shows the marker of a job that has ended; at once if no other runs."""
 _LOOK_S: Final = 20.0
 """Seconds between two looks at allocations of which nothing else asks."""
 _LAST_LOOK_S: Final = 3.0
@@ -299,7 +299,7 @@ class _Pools:
         clock = asyncio.get_running_loop().time
         now = clock()
         async with self._marks_locks[pool.name]:
-            for due in (now, now + _SHOWN_S):  # by then the agent shows it, if at all
+            for due in (now + _SHOWN_S / 2, now + _SHOWN_S):
                 if name not in self._marks and self._marks_read < due:
                     await asyncio.sleep(max(0.0, due - clock()))
                     self._marks_read = clock()

@@ -332,7 +332,7 @@ _p_main() {
       (( _p_nodes == 1 )) || ! compgen -G "run.${_p_alloc%+*}+*" > /dev/null || _p_busy=$_p_now
       [ -n "$_p_over" ] || _p_unpack
     fi
-    (( _p_counted < _p_shown + 50 )) || _p_show_marks
+    (( _p_counted < _p_shown + 100 )) || _p_show_marks
     [ -n "$_p_over" ] || _p_take
     if (( ! ${#_p_pids[@]} )); then
       _p_show_marks

@@ -97,7 +97,10 @@ def _servers(
     }
 
     @contextmanager
-    def make_cell(api: str, directory: Path, *, slots: int = 2) -> Iterator[Cell]:
+    def make_cell(
+        api: str, directory: Path, *, slots: int = 2, pool: bool = False
+    ) -> Iterator[Cell]:
+        assert not pool, "the ids of a pool's jobs are not the scheduler's"
         place, url, ca_file = sites[api]
         if slots == 1:
             place = replace(place, config=place.config.replace("Queue: batch\n", ONE_AT_A_TIME))

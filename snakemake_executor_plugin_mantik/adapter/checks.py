@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from snakemake.io import is_flagged
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
@@ -14,7 +14,7 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 from ..common.errors import ConfigError, Mistake, MistakeCollector, UserError, shorten_list
 from ..config.environment_keys import EnvironmentConfig
 from ..config.exclude import Exclude
-from ..config.model import BackendConfig
+from ..config.model import BackendConfig, PoolConfig
 from ..config.reading import LoadedConfig, NoConfig, read_configs, split_spec
 from ..engine.core import Engine
 from ..engine.plan import Planner
@@ -45,14 +45,21 @@ STATE_DIRECTORY = "mantik"
 _HOUR_S = 3600
 
 
-class _AnyEnvironment(dict[str, EnvironmentConfig]):
-    """Has an environment of every name: those of an invalid config are unknown."""
+_Value = TypeVar("_Value")
+
+
+class _Any(dict[str, _Value]):
+    """Has the same value under every name: what an invalid config has is unknown."""
+
+    def __init__(self, value: _Value) -> None:
+        super().__init__()
+        self._value = value
 
     def __contains__(self, name: object) -> bool:
         return True
 
-    def __missing__(self, name: str) -> EnvironmentConfig:
-        return EnvironmentConfig()
+    def __missing__(self, name: str) -> _Value:
+        return self._value
 
 
 _STAND_IN = BackendConfig.model_validate(
@@ -60,7 +67,16 @@ _STAND_IN = BackendConfig.model_validate(
         "UnicoreApiUrl": "https://localhost/rest/core",
         "Resources": {"Queue": "unknown", "Runtime": "24h"},
     }
-).model_copy(update={"environments": _AnyEnvironment()})
+).model_copy(
+    update={
+        "environments": _Any(EnvironmentConfig()),
+        "pools": _Any(
+            PoolConfig.model_validate(
+                {"Runtime": "9999d", "CPUsPerNode": 10**6, "GPUsPerNode": 10**6}
+            )
+        ),
+    }
+)
 """In place of an invalid config, for checks of the rules."""
 
 
@@ -201,7 +217,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
         logger.info(remark)
     for warning in (
         *_without_outputs(members),
-        *_beyond_max_jobs(limits["_nodes"].value, len(sound), used, configs),
+        *_beyond_max_jobs(limits["_nodes"].value, sound, planners, used),
     ):
         logger.warning(warning)
     return CheckedWorkflow(
@@ -304,17 +320,23 @@ def _without_outputs(members: Iterable[SiteJob]) -> Iterator[str]:
 
 
 def _beyond_max_jobs(
-    wanted: int | None, jobs: int, used: list[str], configs: Mapping[str, LoadedConfig]
+    wanted: int | None, units: Iterable[Unit], planners: Mapping[str, Planner], used: Iterable[str]
 ) -> Iterator[str]:
     """Warn if `--jobs`, `wanted`, allows more jobs than the sites' `MaxJobs` together do.
 
-    There is no number of jobs with `smk-mantik plan` and `--jobs unlimited`. Jobs of pools do not
-    count.
+    There is no number of jobs with `smk-mantik plan` and `--jobs unlimited`. `MaxJobs` does not
+    count jobs of pools.
     """
-    if any(configs[name].config.pools for name in used):
+    limits = {name: planners[name].config.site.max_jobs for name in used}
+    if not limits or wanted is None or wanted == sys.maxsize:
         return
-    limits = {name: configs[name].config.site.max_jobs for name in used}
-    if used and wanted not in (None, sys.maxsize) and min(wanted, jobs) > sum(limits.values()):
+    requests = [unit.asked for unit in units]
+    own = sum(
+        planners[one.site].resources(one.resources, one.threads).pool is None
+        for one in requests
+        if one.site is not None
+    )
+    if min(wanted, own) > sum(limits.values()):
         named = ", ".join(f"{number} at {name}" for name, number in limits.items())
         yield (
             f"--jobs {wanted}: at most {named} are submitted at once (Site: MaxJobs in the backend"

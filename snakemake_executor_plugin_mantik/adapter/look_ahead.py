@@ -254,7 +254,7 @@ def _reasons_of_makers(
         elif there.site != at.site:
             yield f"needs an output of {name}, which runs at another site"
         elif not maker.is_local and _pool(checked, there) != _pool(checked, at):
-            yield f"needs an output of {name}, of which only one runs in the pool"
+            yield f"needs an output of {name}, which does not run in the same pool"
         if any(is_flagged(file, "touch") for file in maker.output if file in files):
             yield f"needs a touch() output of {name}, which Snakemake makes here"
         if maker.benchmark is not None and maker.benchmark in files:

@@ -191,9 +191,9 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
         yield Finding("user", "ok", f"jobs run as {facts.user}")
     else:
         yield Finding("user", "note", "the server does not report which user jobs run as")
-    for name, pool in find_pools(loaded.config, None).items():
+    for pool in find_pools(loaded.config, None):
         for misfit in find_misfits(pool.resources, facts):
-            text = f"Pools.{name}.{misfit.key}: {misfit.what}. {misfit.do}."
+            text = f"Pools.{pool.name}.{misfit.key}: {misfit.what}. {misfit.do}."
             yield Finding("pool", "wrong" if misfit.certain else "warning", text)
     resources = choose_queue(resources, facts)
     # `_account` reports on the account.

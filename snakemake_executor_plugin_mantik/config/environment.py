@@ -110,22 +110,25 @@ def unknown_environment(name: str, config: BackendConfig, where: str) -> UserErr
     )
 
 
-def find_pools(config: BackendConfig, account: str | None) -> dict[str, Pool]:
-    """Return the site's pools by name, whose allocations `account` pays for."""
-    return {
-        name: Pool(
-            name,
-            Resources(
-                queue=given.queue, runtime_s=given.runtime_s, nodes=given.nodes,
-                cpus_per_task=given.cpus_per_node, gpus_per_node=given.gpus_per_node,
-                memory_mib_per_node=given.memory_mib_per_node, account=account,
-                reservation=given.reservation, constraint=given.node_constraints, qos=given.qos,
-            ),
-            given.idle_s, given.count, config.site.term_grace_s, given.takes_s,
-            node_cores(config, given.queue),
-        )
-        for name, given in config.pools.items()
-    }  # fmt: skip
+def find_pool(config: BackendConfig, name: str, account: str | None) -> Pool:
+    """Return the site's pool of that name, whose allocations `account` pays for."""
+    given = config.pools[name]
+    return Pool(
+        name,
+        Resources(
+            queue=given.queue, runtime_s=given.runtime_s, nodes=given.nodes,
+            cpus_per_task=given.cpus_per_node, gpus_per_node=given.gpus_per_node,
+            memory_mib_per_node=given.memory_mib_per_node, account=account,
+            reservation=given.reservation, constraint=given.node_constraints, qos=given.qos,
+        ),
+        given.idle_s, given.count, config.site.term_grace_s, given.takes_s,
+        node_cores(config, given.queue),
+    )  # fmt: skip
+
+
+def find_pools(config: BackendConfig, account: str | None) -> list[Pool]:
+    """Return the site's pools."""
+    return [find_pool(config, name, account) for name in config.pools]
 
 
 def job_resources(config: BackendConfig) -> Resources:

@@ -18,6 +18,7 @@ from ..common.humanize import humanize_duration, humanize_size
 from ..config.environment import (
     ENVIRONMENT_RESOURCE,
     environment_uploads,
+    find_pool,
     find_pools,
     job_environment,
     job_resources,
@@ -126,7 +127,7 @@ class Planner:
         if name is not None:
             return self._pool(str(name)).job_resources(own, asked)
         going_on = self.config.resources.segments or rule.keys() & set(SEGMENT_RESOURCES)
-        for pool in find_pools(self.config, self.account).values():
+        for pool in find_pools(self.config, self.account):
             short = pool.takes_s is not None and (asked.runtime_s or math.inf) <= pool.takes_s
             if short and not going_on:
                 with suppress(UserError):  # it needs an allocation of its own
@@ -136,7 +137,7 @@ class Planner:
         return None
 
     def _pool(self, name: str) -> Pool:
-        pools = find_pools(self.config, self.account)
+        pools = self.config.pools
         if name not in pools:
             likely = did_you_mean(find_alike(name, pools))
             has = (
@@ -147,7 +148,7 @@ class Planner:
                 where=f"the resource {POOL_RESOURCE}",
                 do="Correct the name, or add it to Pools in the backend config",
             )
-        return pools[name]
+        return find_pool(self.config, name, self.account)
 
     def pool_suits(
         self, resources: Resources, environment: str, continuation: Continuation | None

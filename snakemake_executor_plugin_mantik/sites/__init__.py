@@ -46,7 +46,7 @@ def make_site(
     from ..config.environment import find_pools
     from .pools import with_pools
 
-    return with_pools(site, find_pools(config, account).values())
+    return with_pools(site, find_pools(config, account))
 
 
 def make_issuer(loaded: "LoadedConfig", project: Path) -> "Issuer":

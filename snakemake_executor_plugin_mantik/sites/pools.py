@@ -315,8 +315,7 @@ class _Pools:
                     chunks = self._site.get(f"{pool.directory}/{name}", size=size)
                     content = b"".join([chunk async for chunk in chunks])
                     self._read.add(name)
-                    with suppress(ValueError):  # the disk was full: they are read one by one
-                        self._marks |= unpack_marks(content)
+                    self._marks |= unpack_marks(content)
 
     def _own(self, ids: Iterable[str]) -> dict[Pool, list[str]]:
         """Return the tags of the jobs among `ids` that are in pools; other pools are not known."""

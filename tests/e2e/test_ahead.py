@@ -128,20 +128,6 @@ def is_as_local(project: Project) -> None:
     assert tree(project.directory) == there
 
 
-def test_it_goes_on_after_its_controller_was_killed(pipelines: Project) -> None:
-    hold(pipelines)
-    run = pipelines.start()
-    all_submitted(pipelines, run, 7)
-    tells(run.output, "train n=1: waits for", "report: waits for evaluate n=1")
-    run.kill()
-    go(pipelines)
-    at_site(pipelines, "report.txt")
-    said = go_on(pipelines)
-    assert ran(pipelines) == RAN
-    assert submitted(pipelines) == 7, said
-    is_as_local(pipelines)
-
-
 POOL = """
 Pools:
   small: {Queue: batch, Runtime: 30m, CPUsPerNode: 2, Idle: 5s, Takes: 10m}
@@ -154,8 +140,10 @@ def pool(project: Project) -> None:
     project.config.write_text(text)
 
 
-def test_a_pool_goes_on_after_its_controller_was_killed(pipelines: Project) -> None:
-    pool(pipelines)
+@pytest.mark.parametrize("pooled", [False, True], ids=["jobs", "pool"])
+def test_it_goes_on_after_its_controller_was_killed(pipelines: Project, pooled: bool) -> None:
+    if pooled:
+        pool(pipelines)
     hold(pipelines)
     run = pipelines.start()
     all_submitted(pipelines, run, 7)
@@ -166,7 +154,7 @@ def test_a_pool_goes_on_after_its_controller_was_killed(pipelines: Project) -> N
     said = go_on(pipelines)
     assert ran(pipelines) == RAN
     assert submitted(pipelines) == 7, said
-    assert {record.queue for record in pipelines.tries} == {"pool small"}
+    assert {record.queue for record in pipelines.tries} == {"pool small" if pooled else "batch"}
     is_as_local(pipelines)
 
 

@@ -216,7 +216,7 @@ SHORT = """
 """
 
 
-def test_what_goes_to_a_pool_is_told_and_what_that_saves(project: Project) -> None:
+def test_plan_shows_what_goes_to_a_pool_and_what_that_saves(project: Project) -> None:
     url = "UnicoreApiUrl: https://unicore.fz-juelich.de/JUWELS/rest/core"
     project.config.write_text(url + POOLED)
     project.write("Snakefile", SHORT)

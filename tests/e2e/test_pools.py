@@ -181,6 +181,19 @@ def test_what_a_pool_did_is_shown(firecrest: Project) -> None:
     assert "Idle in the pool small at hpc2" in firecrest.read("mantik-report.html")
 
 
+def test_an_allocation_of_several_nodes(both: Project) -> None:
+    """Each node has CPUs for one job, and its own agent."""
+    prepare(both, SNAKEFILE, POOL.replace("CPUsPerNode: 2", "CPUsPerNode: 1, Nodes: 2"))
+    running = both.start()
+    until(lambda: len(words(both, "ran")) == 2, "jobs that run")
+    go(both)
+
+    running.end().ok()
+
+    assert words(both, "ran") == MADE
+    assert len(set(words(both, "allocations"))) == 1
+
+
 def test_a_job_that_fails_fails_alone(firecrest: Project) -> None:
     prepare(firecrest, SNAKEFILE.replace("until [", "[ {wildcards.n} != 2 ] || exit 7; until ["))
     running = firecrest.start("--keep-going")
@@ -250,7 +263,9 @@ def test_what_no_pool_can_run_is_told_before_anything_is_sent(
         prepare(firecrest, SNAKEFILE.replace(*change))
         tells(firecrest.run().failed(), "nothing submitted", what)
     prepare(firecrest, pool=POOL.replace("CPUsPerNode: 2", "CPUs: 2"))
-    tells(firecrest.run().failed(), "Pools.small.CPUsPerNode")
+    said = firecrest.run().failed()
+    tells(said, "Pools.small.CPUsPerNode")
+    assert "there is no pool" not in said, "what is wrong with it is said"
     assert len(sandbox.record("hpc2")["runs"]) == before
 
 

@@ -117,8 +117,8 @@ def used(pool: Allocations) -> list[tuple[int, int]]:
     return [(int(there), int(of_jobs)) for _, _, _, there, of_jobs in names]
 
 
-def test_an_agent_tells_what_its_jobs_have_used(pool: Allocations) -> None:
-    """Also while it runs, before the end of the last job is told, and if it is killed."""
+def test_an_agent_shows_what_its_jobs_have_used(pool: Allocations) -> None:
+    """Also while it runs, before the end of the last job shows, and if it is killed."""
     pool.send("sleep 2.2", cpus_per_task=2)
     agent = pool.start(replace(POOL, idle_s=60))
     assert wait_for(lambda: used(pool))[0][1] == 0

@@ -138,7 +138,7 @@ class Session:
         self._sync()
         sites: dict[str, tuple[Site, Planner]] = {}
         shared: dict[int, tuple[SimulatedSite, Site]] = {}
-        pools = find_pools(config, None).values()
+        pools = find_pools(config, None)
         for name, site in self.sites.items():
             site.called = self.point
             site.upload_bytes = UPLOAD_BYTES

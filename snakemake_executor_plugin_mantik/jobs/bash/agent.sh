@@ -173,12 +173,12 @@ _p_count() {
 }
 
 # Shows how long this agent has been there, and what jobs have had of that.
-_p_tell() {
+_p_show_used() {
   local file=used.$_p_alloc.$_p_node.$(( (_p_counted - _p_began) / 100 )).$(( _p_used / 100 ))
-  _p_told_used=$_p_used
-  [ "$file" != "$_p_told" ] || return
-  [ -n "$_p_told" ] && mv -T -- "$_p_told" "$file" || : > "$file"
-  _p_told=$file
+  _p_used_shown=$_p_used
+  [ "$file" != "$_p_used_file" ] || return
+  [ -n "$_p_used_file" ] && mv -T -- "$_p_used_file" "$file" || : > "$file"
+  _p_used_file=$file
 } 2> /dev/null
 
 # Shows the markers of jobs that have ended in one file, a tar, and removes the files of those that
@@ -186,8 +186,8 @@ _p_tell() {
 _p_show_marks() {
   local new=.marks.$_p_alloc
   _p_shown=$_p_counted
-  # What has been used is told before the ends of the jobs.
-  (( ${#_p_pids[@]} || _p_used == _p_told_used )) || _p_tell
+  # What jobs have used is there before their ends are.
+  (( ${#_p_pids[@]} || _p_used == _p_used_shown )) || _p_show_used
   (( ${#_p_marked[@]} )) || return
   ( cd ../../tries && exec find "${_p_marked[@]}" -maxdepth 0 -size "-$(( _p_mark_bytes + 1 ))c" -print0 ) |
     tar -cf "$new" --format=gnu -C ../../tries --no-recursion --null -T - &&
@@ -314,7 +314,8 @@ _p_main() {
   _p_find_gpus
   exec {_p_tick}<> <(:)
   read -r _p_node < /proc/sys/kernel/hostname
-  _p_node=${SLURMD_NODENAME:-${_p_node%%.*}} _p_told='' _p_told_used=-1 _p_used=0 _p_counted=0 _p_shown=0 _p_began=0
+  _p_node=${SLURMD_NODENAME:-${_p_node%%.*}}
+  _p_used_file='' _p_used_shown=-1 _p_used=0 _p_counted=0 _p_shown=0 _p_began=0
   _p_count
   # What it ran before the scheduler put it back into the queue and started it again.
   for file in run."$_p_alloc".*; do mv -T -- "$file" "done.pool.${file##*.}"; done
@@ -325,7 +326,7 @@ _p_main() {
     _p_reap
     if (( _p_now != _p_scanned )); then  # a parallel file system is to have little of this
       _p_scanned=$_p_now
-      (( _p_now % 10 )) || _p_tell
+      (( _p_now % 10 )) || _p_show_used
       (( _p_now % 60 )) || { find . -maxdepth 1 -name 'marks.*' -mmin +10 -delete; _p_tidy; }
       _p_read_stops
       # A node is there as long as its allocation is.
@@ -346,7 +347,7 @@ _p_main() {
     fi
     read -r -t "$tick" -u "$_p_tick" _
   done
-  _p_tell
+  _p_show_used
   _p_show_marks
   (( _p_nodes > 1 )) || rm -f -- "pool.$_p_alloc"
   exit 0

@@ -158,6 +158,21 @@ def test_it_goes_on_after_its_controller_was_killed(pipelines: Project, pooled: 
     is_as_local(pipelines)
 
 
+def test_a_job_outside_of_the_pool_waits_here_for_one_in_it(pipeline: Project) -> None:
+    pool(pipeline)
+    output = 'output: "score/{n}.txt"'
+    edit(pipeline, output, f"resources: mantik_pool=False\n    {output}")
+    hold(pipeline)
+    run = pipeline.start()
+    all_submitted(pipeline, run, 4)
+    until(lambda: ran(pipeline) == ["constants", "prepare"], "the first two")
+    assert submitted(pipeline) == 4
+    go(pipeline)
+    run.end().ok()
+    assert (ran(pipeline), submitted(pipeline)) == (RAN, 7)
+    assert "evaluate n=1: waits for" not in run.output
+
+
 def test_a_script_waits_for_resources_that_follow_from_its_inputs(pipeline: Project) -> None:
     """Its default memory follows from their sizes: submitted ahead, it would be another job."""
     hold(pipeline)

@@ -194,6 +194,15 @@ def test_an_allocation_of_several_nodes(both: Project) -> None:
     assert len(set(words(both, "allocations"))) == 1
 
 
+def test_max_jobs_does_not_count_jobs_of_a_pool(firecrest: Project) -> None:
+    prepare(firecrest, SNAKEFILE.replace("until [ -e go ]; do sleep 0.1; done;", ""))
+    text = firecrest.config.read_text()
+    firecrest.config.write_text(text.replace("Site:\n", "Site:\n  MaxJobs: 1\n"))
+    said = firecrest.run().ok().output
+    assert words(firecrest, "ran") == MADE
+    assert "MaxJobs" not in said
+
+
 def test_a_job_that_fails_fails_alone(firecrest: Project) -> None:
     prepare(firecrest, SNAKEFILE.replace("until [", "[ {wildcards.n} != 2 ] || exit 7; until ["))
     running = firecrest.start("--keep-going")

@@ -120,6 +120,19 @@ async def test_files_of_an_ended_allocation_request_none(kept: Phase, requested:
     assert len(listed.jobs) - 1 == requested
 
 
+async def test_an_allocation_comes_for_a_job_that_is_behind_one_that_has_ended() -> None:
+    """That one was here, too: only an agent sees that it is over."""
+    listed = Listed(READY.replace("ready", "behind"))
+    assert (await look(await opened(listed))).phase is Phase.WAITING
+    assert len(listed.jobs) == 1
+
+
+async def test_a_job_of_the_scheduler_is_not_put_behind_one_of_a_pool() -> None:
+    site = await opened(Listed())
+    with pytest.raises(SiteRejected, match="cannot wait for one of a pool"):
+        await site.submit(Submission("tag", "job", "", ONE_CPU, after=(job_id("small", "job"),)))
+
+
 async def test_jobs_fill_all_nodes_of_an_allocation() -> None:
     """What an agent of any of its nodes has taken is free when the allocation has ended."""
     pool = replace(POOL, resources=replace(POOL.resources, nodes=2))

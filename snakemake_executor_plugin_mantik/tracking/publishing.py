@@ -353,7 +353,10 @@ class Publisher:
         assert at.run.record is not None
         assert at.run.tracked is not None
         status = at.run.tracked.status
-        moment = int((at.run.record.times.ended or end.time) * 1000)
+        # Where the site's clock is known to the second only, one may seem to end before another
+        # that it goes on after; MLflow sorts by time.
+        before = [each.record.times.ended or 0.0 for each in tries[:-1] if each.record is not None]
+        moment = int(max([at.run.record.times.ended or end.time, *before]) * 1000)
         figures, step = end_figures(at.log, tries, end)
         metrics = [Metric(name, value, moment, step) for name, value in figures.items()]
         self._accepted(at, partial(at.client.log_batch, at.there.run_id, metrics=metrics))

@@ -245,9 +245,10 @@ class Directory(Controller):
         second = self.segment(1, first.id)
         for record in (first, second):
             self.log(record.segment, record, self.prepare(record, waits=record is second))
-        self.goes_on(first)
+        self.goes_on(first, ended=1000.9)
         self.prepare(second)
-        self.ended(second, how="finished", exit_code=0, ran=60.0, cpu=30.0)
+        # The site's clock was known to the second only.
+        self.ended(second, how="finished", exit_code=0, ran=60.0, cpu=30.0, ended=1000.2)
         self.tries = [first.id, second.id]
 
     def log(self, number: int, record: TryRecord, extras: JobExtras) -> None:
@@ -284,7 +285,8 @@ class Directory(Controller):
         assert self.history("accuracy") == [(0, 0.0), (0, 0.1)]
         assert run.data.metrics["accuracy"] == 0.1
         assert self.history("system/load") == [(n, n % 2) for n in range(4)]
-        assert self.history("mantik/cpu_seconds") == [(0, 30), (1, 60)]
+        used = self.client.get_metric_history(run.info.run_id, "mantik/cpu_seconds")
+        assert [(metric.step, metric.value) for metric in used] == [(0, 30), (1, 60)]
         names = {a.path for a in self.client.list_artifacts(run.info.run_id)}
         assert names == {"file-0", "file-1", "mantik"}
         listed = json.loads(run.data.tags["mantik.segments"])

@@ -52,7 +52,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """What runs async tests."""
     return "asyncio"
 
 

@@ -49,7 +49,6 @@ class AtSite:
         monkeypatch.chdir(tmp_path)
 
     def get_executor(self) -> str:
-        """This one."""
         return "mantik"
 
     def get_executor_settings(self) -> ExecutorSettingsBase | None:
@@ -70,17 +69,14 @@ class WithS3(AtSite, TestWorkflowsMinioPlayStorageBase):  # type: ignore[misc] #
 
     @property
     def endpoint_url(self) -> str:
-        """Where the server is."""
         return self._s3.url
 
     @property
     def access_key(self) -> str:
-        """Whom the server knows."""
         return self._s3.access_key
 
     @property
     def secret_key(self) -> str:
-        """What it knows him by."""
         return self._s3.secret_key
 
 

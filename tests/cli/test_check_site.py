@@ -51,7 +51,6 @@ def of_sandbox(box: Sandbox, name: str, folder: Path, *, more: str = "", **chang
 
 
 def left_behind(box: Sandbox, name: str, folder: Path) -> list[Path]:
-    """Return the workspaces of a project at a site."""
     assert list((box.directory / name).rglob("mantik")), "workspaces lie elsewhere"
     return list((box.directory / name).rglob(f"{folder.name}-*"))
 
@@ -198,8 +197,6 @@ def test_a_real_server_refuses_a_wrong_password(unicorex: UnicoreX, tmp_path: Pa
 
 
 class Told:
-    """A connection whose server says this."""
-
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
 

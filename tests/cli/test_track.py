@@ -86,7 +86,6 @@ def test_a_workflow_that_nobody_goes_on_with_was_killed(tmp_path: Path) -> None:
 
 
 def states(uri: str) -> dict[str, str]:
-    """The states of all runs by their names."""
     runs = MlflowClient(tracking_uri=uri).search_runs(["0"])
     return {run.info.run_name: run.info.status for run in runs}
 

@@ -59,7 +59,6 @@ RAN = ["constants", "evaluate", "evaluate", "prepare", "report", "train", "train
 
 @pytest.fixture
 def pipeline(project: Project) -> Project:
-    """The pipeline at the sandbox's UNICORE site."""
     return written(project)
 
 
@@ -97,13 +96,11 @@ def submitted(project: Project) -> int:
 
 
 def all_submitted(project: Project, run: Running, number: int) -> None:
-    """Wait until so many jobs are at the site."""
     until(lambda: run.process.poll() is not None or submitted(project) >= number, "the jobs")
     assert run.process.poll() is None, run.output
 
 
 def at_site(project: Project, path: str) -> None:
-    """Wait until a file is in the workspace."""
     until((project.workspace / path).exists, path)
 
 
@@ -119,7 +116,6 @@ def edit(project: Project, old: str, new: str) -> None:
 
 
 def is_as_local(project: Project) -> None:
-    """Compare all results with those of Snakemake's own executor."""
     (project.directory / "held").unlink(missing_ok=True)
     twin = project.twin()
     twin.run("--forceall", "--nolock", local=True).ok()
@@ -135,7 +131,6 @@ Pools:
 
 
 def pool(project: Project) -> None:
-    """Let all jobs run in a pool."""
     text = project.place.config.replace("Resources:\n", "Resources:\n  Runtime: 5m\n") + POOL
     project.config.write_text(text)
 

@@ -22,7 +22,6 @@ GOOD = """
 
 
 def served(sandbox: Sandbox) -> FirecrestServer:
-    """The sandbox's firecREST site."""
     site = sandbox.site("hpc2")
     assert isinstance(site, FirecrestServer)
     return site
@@ -54,7 +53,6 @@ def test_unknown_account_of_a_rule_is_told_before_anything_is_sent(
 
 
 def use(project: Project, prefix: str, values: dict[str, str]) -> None:
-    """Let the project have these credentials and no others."""
     project.extra |= {name: "" for name in project.place.environment if "_HPC2_" in name}
     project.extra |= {f"{prefix}_{name}": value for name, value in values.items()}
 

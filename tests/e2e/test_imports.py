@@ -73,7 +73,6 @@ def crossing(made: Project, first: Place, other: Place) -> Project:
 
 
 def verify(project: Project, other: Place) -> None:
-    """Check that the other site's job read what the first one's had made."""
     content = (project.workspace / "results/tool").read_bytes()
     there = project.workspace_at(other)
     sum_ = hashlib.sha256(content).hexdigest()

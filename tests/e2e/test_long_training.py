@@ -176,7 +176,6 @@ def begun(project: Project, run: Running, *noted: str) -> None:
 
 
 def open_segment(project: Project, number: int) -> TryRecord:
-    """The try that is to run, or runs, a segment."""
     found: list[TryRecord] = []
 
     def look() -> bool:

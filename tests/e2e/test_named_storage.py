@@ -111,7 +111,6 @@ READS = """
 
 @pytest.fixture
 def data(workflow: Project) -> Path:
-    """Make a dataset, which its site lists."""
     data = workflow.place.storage / f"data-{workflow.workspace.parents[3].name}"
     for name, text in {"tables/one.csv": "1\n", "tables/two.csv": "2\n", "trees/a": "a\n"}.items():
         path = data / name

@@ -71,7 +71,6 @@ def plan(
 
 
 def of(ran: Ran) -> dict[str, Any]:
-    """What `--json` printed."""
     made: dict[str, Any] = json.loads(ran.output.partition("\n=====\n")[2])
     return made
 

@@ -64,7 +64,6 @@ def last_line(terminal: Terminal) -> str:
 
 
 def logged(directory: Path) -> list[str]:
-    """The lines of Snakemake's own log file."""
     [log] = (directory / ".snakemake" / "log").glob("*.log")
     return [line.rstrip() for line in log.read_text().splitlines() if line.strip()]
 

@@ -30,7 +30,6 @@ NOTEBOOK = """
 
 
 def submitted(sandbox: Sandbox) -> int:
-    """How many jobs the sandbox has been sent."""
     return len(sandbox.record("hpc1")["jobs"])
 
 

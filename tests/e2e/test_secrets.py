@@ -51,7 +51,6 @@ def files(directory: Path) -> Iterator[Path]:
 
 
 def shown_of_processes() -> bytes:
-    """The command lines of all processes of this machine."""
     lines = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -105,7 +105,6 @@ def test_its_controller_may_be_killed_in_any_segment(project: Project, sandbox: 
 
 
 def begun(project: Project, run: Running, number: int) -> None:
-    """Wait until a segment computes."""
     notes = project.workspace / "segments.txt"
     until(
         lambda: (

@@ -30,7 +30,6 @@ def two(project: Project, firecrest_place: Place) -> Project:
 
 @pytest.fixture
 def healing(sandbox: Sandbox) -> Iterator[Sandbox]:
-    """The sandbox, whose faults end with the test."""
     yield sandbox
     sandbox.faults.clear()
 
@@ -48,14 +47,12 @@ class Ledger:
         self.runs()
 
     def requests(self) -> dict[str, Counter[str]]:
-        """Requests by kind, by site."""
         now = {name: Counter(self.sandbox.record(name)["requests"]) for name in UPLOADS}
         new = {name: now[name] - self._seen[name] for name in UPLOADS}
         self._seen = now
         return new
 
     def uploads(self) -> dict[str, int]:
-        """Uploads by site."""
         return {name: new[UPLOADS[name]] for name, new in self.requests().items()}
 
     def runs(self) -> dict[str, list[tuple[float, float]]]:
@@ -68,12 +65,10 @@ class Ledger:
         return found
 
     def counts(self) -> dict[str, int]:
-        """How many jobs ran, by site."""
         return {name: len(runs) for name, runs in self.runs().items()}
 
 
 def where(project: Project) -> dict[str, str]:
-    """The site of each rule's last job, as the journal has it."""
     return {record.rule: record.site for record in project.tries}
 
 

@@ -65,7 +65,6 @@ def pipeline(both: Project) -> Project:
 
 @pytest.fixture
 def one(project: Project) -> Project:
-    """The same at UNICORE alone."""
     return laid_out(project)
 
 
@@ -687,7 +686,6 @@ def test_between_sites(
 def between(
     places: tuple[str, str], request: pytest.FixtureRequest, project_at: MakeProject
 ) -> tuple[Project, Place, Place]:
-    """A project at two sites."""
     first, other = (request.getfixturevalue(f"{name}_place") for name in places)
     project = laid_out(project_at(first))
     second = project.config.with_name(f"{other.name}.yaml")

@@ -28,7 +28,6 @@ SNAKEFILE = """
 
 
 def seen(project: Project, *command: str) -> dict[str, dict[str, Any]]:
-    """The jobs of `jobs --json` or `watch --json`, by name."""
     found = json.loads(smk_mantik(project, *command, "--json").ok().output)
     return {job["job"]: job for job in (found["jobs"] if isinstance(found, dict) else found)}
 

@@ -13,19 +13,16 @@ from tests.support.world import World
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, Any]]:
-    """What runs async tests here."""
     return "asyncio", {"loop_factory": VirtualLoop}
 
 
 @pytest.fixture
 def world() -> World:
-    """A site at which nothing has happened yet."""
     return World()
 
 
 @pytest.fixture
 async def controller(tmp_path: Path, world: World) -> AsyncIterator[Controller]:
-    """A controller whose site is open."""
     controller = Controller(world, tmp_path)
     await controller.open()
     yield controller

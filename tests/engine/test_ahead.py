@@ -23,7 +23,6 @@ LAYERS, WIDTH = 5, 6
 
 
 def behind(number: int, *makers: JobRequest) -> JobRequest:
-    """A job that needs what others make."""
     paths = [maker.outputs[0].path for maker in makers]
     unmade = {path: maker.job for path, maker in zip(paths, makers, strict=True)}
     return replace(request(number, *paths), unmade=unmade)

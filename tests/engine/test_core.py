@@ -88,7 +88,6 @@ def at(
 
 
 def outcomes(engine: Engine, *requests: JobRequest) -> dict[JobNumber, Outcome]:
-    """Run jobs to their outcomes."""
     for job in requests:
         engine.submit(job)
     found: dict[JobNumber, Outcome] = {}
@@ -102,7 +101,6 @@ def outcomes(engine: Engine, *requests: JobRequest) -> dict[JobNumber, Outcome]:
 
 
 def answered(workdir: Path) -> None:
-    """Wait for the answers to all submissions."""
     wait_until(
         lambda: (
             {r.state for r in read_history(workdir / ".snakemake/mantik")} == {TryState.SUBMITTED}

@@ -48,8 +48,6 @@ def test_a_job_of_several_nodes_needs_as_many_free_ones() -> None:
 
 
 class Sites:
-    """Sites that count how often they are asked."""
-
     def __init__(self, **loads: Load) -> None:
         self.loads = loads
         self.asked = dict.fromkeys(loads, 0)

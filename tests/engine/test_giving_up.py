@@ -73,7 +73,6 @@ async def test_a_marker_that_is_seen_only_after_a_write_counts_when_a_job_is_can
 
 
 def secrets_at(world: World) -> list[str]:
-    """The files at the site that hold secrets."""
     return [path for path, content in world.files.items() if content and b"VALUE-987" in content]
 
 

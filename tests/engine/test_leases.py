@@ -58,14 +58,12 @@ class Seat:
         return place
 
     async def job(self, number: int, *inputs: str, **values: Any) -> Outcome:
-        """Run a job."""
         asked = replace(request(number, *inputs), site=self.work.site.name, **values)
         outcome = await self.work.run(asked)
         await self.work.commit(outcome, asked)
         return outcome
 
     def die(self) -> None:
-        """End, as by kill -9 or with its machine."""
         for task in self.tasks:
             task.cancel()
         if hasattr(self, "work"):
@@ -94,12 +92,10 @@ def seat(tmp_path: Path, world: World) -> Iterator[Seats]:
 
 
 def copied(workdir: Path, name: str) -> None:
-    """Copy a project with its journal, as to another machine."""
     shutil.copytree(workdir, workdir.parent / name)
 
 
 async def planned(seat: Seat, number: int) -> None:
-    """Plan a job and no more."""
     seat.site.fault = lambda method, about: "unreachable" if method == "make_directory" else ""
     job = asyncio.create_task(seat.job(number))
     await asyncio.sleep(65.0)  # the place's spare has been written
@@ -240,7 +236,6 @@ async def test_a_wrong_listing_and_a_lost_lease_give_a_place_no_second_one(
 
 
 def spoil(workdir: Path) -> None:
-    """Damage a project's journal."""
     for path in (workdir / ".snakemake/mantik").glob(
         "journal.sqlite*"
     ):  # what was written last lies beside

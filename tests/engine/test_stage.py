@@ -24,8 +24,6 @@ LIMIT = 2000
 
 
 class Files(Bench):
-    """Files of a workflow, and what becomes of them."""
-
     def write(self, path: str, content: bytes) -> str:
         place = self.workdir / path
         place.parent.mkdir(parents=True, exist_ok=True)

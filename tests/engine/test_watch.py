@@ -31,8 +31,6 @@ WITHIN_S = 30.0
 
 
 class Bench:
-    """A watcher of a simulated site."""
-
     def __init__(self, world: World, journal: Journal) -> None:
         self.world = world
         self.site = SimulatedSite(world)

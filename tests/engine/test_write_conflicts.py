@@ -28,8 +28,6 @@ def late(**starts: float) -> Callable[..., Fate]:
 
 
 def left_waiting(workdir: Path, world: World, job: JobRequest) -> None:
-    """Send a job, see it wait, and die."""
-
     def sent(controller: Controller) -> bool:
         open_tries = controller.journal.all_open_tries()
         return any(record.state is TryState.SUBMITTED for record in open_tries)

@@ -26,7 +26,6 @@ class Disk:
         return self.place / ".filler"
 
     def fill(self) -> None:
-        """Take all space that is left."""
         with self._filler.open("ab", buffering=0) as file:
             try:
                 while True:
@@ -35,7 +34,6 @@ class Disk:
                 return
 
     def free(self) -> None:
-        """Give the space back."""
         self._filler.unlink(missing_ok=True)
 
 

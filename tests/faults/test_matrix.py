@@ -111,7 +111,6 @@ def busy(cell: Cell) -> Running:
 
 
 def interrupted(running: Running) -> Running:
-    """Press Ctrl-C."""
     with suppress(ProcessLookupError):  # it was killed this moment
         running.process.send_signal(signal.SIGINT)
     return running

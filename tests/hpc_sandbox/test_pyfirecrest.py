@@ -45,7 +45,6 @@ def client(sandbox: Sandbox) -> Iterator[Any]:
 
 @pytest.fixture
 def home(client: Any, tmp_path: Path) -> str:
-    """A directory for this test below the user's home."""
     system = client.systems()[0]
     root = next(fs["path"] for fs in system["fileSystems"] if fs["defaultWorkDir"])
     path = f"{root}/{client.userinfo(SYSTEM)['user']['name']}/{tmp_path.name}"

@@ -28,7 +28,6 @@ def settings() -> SandboxSettings:
 
 @pytest.fixture
 async def scheduler(tmp_path: Path, settings: SandboxSettings) -> AsyncIterator[LocalScheduler]:
-    """A scheduler whose jobs work in `tmp_path`."""
     made = LocalScheduler(tmp_path / "spool", settings, home=tmp_path, user="somebody")
     yield made
     await made.stop()
@@ -36,8 +35,6 @@ async def scheduler(tmp_path: Path, settings: SandboxSettings) -> AsyncIterator[
 
 @pytest.fixture
 def submit(scheduler: LocalScheduler, tmp_path: Path) -> Submit:
-    """Submits a script with this body and these options."""
-
     def act(body: str, *options: str) -> Awaitable[LocalJob]:
         lines = "".join(f"#SBATCH {option}\n" for option in ("--output=out", *options))
         return scheduler.submit(f"#!/bin/bash\n{lines}{body}\n", tmp_path)

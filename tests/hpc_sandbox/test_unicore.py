@@ -52,7 +52,6 @@ def rest(request: pytest.FixtureRequest) -> Iterator[RestClient]:
 
 @pytest.fixture
 def storage(rest: RestClient) -> str:
-    """URL of a storage."""
     return f"{rest.url}/storages/SCRATCH"
 
 
@@ -228,7 +227,6 @@ def test_a_killed_job_is_shown_without_an_exit_code(rest: RestClient) -> None:
 
 @contextmanager
 def one_job(directory: Path, timing: Timing) -> Iterator[tuple[Sandbox, RestClient, str]]:
-    """A sandbox of a test's own, a client of it, and the URL of a long job that was submitted."""
     with Sandbox(directory, settings=SandboxSettings(timing=timing, slots=1)) as box:
         client = RestClient(box)
         with client.http:
@@ -371,7 +369,6 @@ def test_sessions(rest: RestClient, sandbox: Sandbox) -> None:
 
 @pytest.fixture
 def stranger(rest: RestClient, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    """A client without credentials."""
     ca_file: Any = True
     if isinstance(rest, RealClient):
         ca_file = ssl.create_default_context(cafile=request.getfixturevalue("tsi_unicorex").ca_file)

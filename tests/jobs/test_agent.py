@@ -34,8 +34,6 @@ POOL = Pool("small", Resources(runtime_s=600, cpus_per_task=2, gpus_per_node=2),
 
 
 class Allocations:
-    """Allocations of a pool whose directory is local."""
-
     def __init__(self, workspace: Path) -> None:
         self.workspace = workspace
         self.directory = workspace / POOL.directory
@@ -78,12 +76,10 @@ class Allocations:
         return agent
 
     def run(self, pool: Pool = POOL) -> None:
-        """Run an allocation until nothing is left to do."""
         assert self.start(pool).wait(60) == 0
         assert "rror" not in (self.workspace / "agent.log").read_text()
 
     def done(self) -> dict[str, str]:
-        """How each job has ended."""
         names = (path.name.split(".") for path in self.directory.glob("done.*"))
         return {tag: how for _, how, tag in names}
 

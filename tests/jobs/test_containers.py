@@ -31,7 +31,6 @@ ALLOCATION = {"SLURM_JOB_ID": "17", "SLURM_CPUS_ON_NODE": "4", "MINE": "of the j
 
 @pytest.fixture
 def plugins(trial: Trial) -> Trial:
-    """A trial whose srun starts containers."""
     require(slurmplugins.lacking(), "a fake container")
     trial.program("srun", INNER)
     trial.program("scancel", "#!/bin/sh\nexit 1\n")

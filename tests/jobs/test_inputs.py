@@ -17,7 +17,6 @@ LARGE = (1 << 20) + 1
 
 
 def sent(path: str, content: bytes, *, changed: bool = False) -> InputFile:
-    """An input as the controller names it."""
     digest = hashlib.sha256(content).hexdigest()
     return InputFile(path, len(content), sha256=digest, changed=changed)
 

@@ -17,18 +17,15 @@ _RUNSCRIPT = '#!/bin/sh\nexec "$@"\n'
 
 
 def lacking() -> list[str]:
-    """What is not installed."""
     wanted = {"apptainer": PROGRAM.exists(), "squashfuse": shutil.which("squashfuse") is not None}
     return [name for name, there in wanted.items() if not there]
 
 
 def search_path() -> str:
-    """The search path with apptainer on it."""
     return f"{PROGRAM.parent}:{os.environ['PATH']}"
 
 
 def environment() -> dict[str, str]:
-    """What makes jobs of a site of this machine find it, and start containers as root, too."""
     # A container of root's needs more capabilities than a container has that the tests run in.
     return {"PATH": search_path(), "APPTAINER_USERNS": "1"}
 

@@ -65,7 +65,6 @@ def firecrest_place(slurm_box: Sandbox) -> Place:
 
 @pytest.fixture(params=["project", "firecrest"])
 def on_slurm(request: pytest.FixtureRequest) -> Project:
-    """A project at the site of each API on Slurm."""
     made: Project = request.getfixturevalue(request.param)
     return made
 
@@ -79,14 +78,12 @@ def image_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=REAL)
 def centre_place(request: pytest.FixtureRequest) -> Place:
-    """The centre's site of each API."""
     found: Place = request.getfixturevalue(f"{request.param}_place")
     return found
 
 
 @pytest.fixture
 def at_centre(centre_place: Place, project_at: MakeProject) -> Project:
-    """A project at the centre's site of each API."""
     return project_at(centre_place, dict(UNTRACKED))
 
 

@@ -50,7 +50,6 @@ def prepare(directory: Path, port: int, user: str, password: str, database: str)
 
 
 def answers(port: int) -> bool:
-    """Whether the server takes connections."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
     return False

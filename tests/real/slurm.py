@@ -42,7 +42,6 @@ GPUS = 4
 
 
 def lacking() -> list[str]:
-    """The programs that are not installed."""
     return [program for program in PROGRAMS if found(program) is None]
 
 
@@ -84,7 +83,6 @@ class Slurm:
         self.stop()
 
     def run(self, *command: str, check: bool = True) -> str:
-        """What one of Slurm's commands says."""
         ended = subprocess.run(
             command, env={**os.environ, **self.environment}, capture_output=True, text=True,
             timeout=START_S, check=False,
@@ -93,7 +91,6 @@ class Slurm:
         return ended.stdout + ended.stderr
 
     def job(self, number: int) -> dict[str, str]:
-        """What `scontrol show job` tells of a job, by key."""
         text = self.run("scontrol", "--oneliner", "show", "job", str(number))
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 

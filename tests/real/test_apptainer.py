@@ -17,7 +17,6 @@ IMAGE_SAYS = "made of local files\n"
 
 @pytest.fixture(scope="session")
 def image(image_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small image file."""
     return apptainer.build(image_root, tmp_path_factory.mktemp("sif") / "small.sif")
 
 
@@ -29,7 +28,6 @@ def contained(request: pytest.FixtureRequest, project_at: MakeProject) -> Projec
 
 
 def configure(project: Project, image: str = "", variables: str = "") -> None:
-    """Let the site's jobs run in `image`, the lines of its mapping."""
     project.config.write_text(
         f"""{project.place.config}
 Environment:

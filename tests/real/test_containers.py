@@ -20,7 +20,6 @@ pytestmark = pytest.mark.software("Slurm")
 
 
 def submit(spec: JobSpec, trial: Trial, cluster: slurm.Slurm, *options: str) -> int:
-    """Submit a script; return the job's number."""
     script = trial.start_folder / f"{spec.paths.try_id}.sh"
     script.write_bytes(render_script(spec).text.encode())
     output = f"--output={trial.start_folder}/out"
@@ -29,7 +28,6 @@ def submit(spec: JobSpec, trial: Trial, cluster: slurm.Slurm, *options: str) -> 
 
 
 def ended(spec: JobSpec, trial: Trial) -> tuple[str, str]:
-    """Wait for a job's marker; return its exit code and the job's log."""
     codes: list[int] = []
 
     def look() -> bool:

@@ -29,7 +29,6 @@ SIZES = (0, 1, DIRECT, DIRECT + 3, 4_200_000, 5_300_000, 5_600_000, 8_000_000, 3
 
 @pytest.fixture
 def at_firecrest(firecrest_centre_place: Place, project_at: MakeProject) -> Project:
-    """A project at the centre's firecREST."""
     return project_at(firecrest_centre_place, dict(UNTRACKED))
 
 
@@ -180,7 +179,6 @@ def all_ran_once(project: Project) -> None:
 
 @pytest.fixture
 def at_own(own_firecrest: OwnFirecrest, project_at: MakeProject) -> Project:
-    """A project at the test's own server."""
     place = own_firecrest.place().timed(Timing(unknown_wait_s=5))
     made = project_at(place, dict(UNTRACKED))
     made.write("Snakefile", COUNTED)

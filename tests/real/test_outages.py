@@ -66,7 +66,6 @@ def project(server: Server, project_at: MakeProject) -> Project:
 
 
 def ran(project: Project) -> Counter[str]:
-    """How often each job has begun."""
     path = project.workspace / "ran"
     return Counter(path.read_text().split() if path.exists() else [])
 

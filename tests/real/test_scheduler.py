@@ -37,7 +37,6 @@ def ending(job: BatchJob) -> tuple[str, str, str, int]:
 
 
 async def ends(scheduler: BatchScheduler, directory: Path) -> Told:
-    """How jobs end."""
     told: Told = {}
 
     async def to_end(name: str, text: str, where: Path = directory) -> None:
@@ -102,7 +101,6 @@ REFUSED = {
 
 
 async def refusals(scheduler: BatchScheduler, directory: Path) -> Told:
-    """What is said of jobs that cannot be."""
     told: Told = {}
     for name, option in REFUSED.items():
         try:

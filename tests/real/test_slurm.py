@@ -28,7 +28,6 @@ class Operator:
     centre: Centre
 
     def run(self, *command: str) -> str:
-        """What one of Slurm's commands says."""
         return subprocess.run(
             command, env={**os.environ, **self.centre.environment}, capture_output=True,
             text=True, check=True, timeout=600,

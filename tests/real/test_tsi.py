@@ -34,7 +34,6 @@ WAITS = """
 
 @pytest.fixture
 def project(unicore_centre_place: Place, project_at: MakeProject) -> Project:
-    """A project at the centre."""
     return project_at(unicore_centre_place, dict(UNTRACKED))
 
 
@@ -44,7 +43,6 @@ def lines(project: Project, name: str) -> list[str]:
 
 
 def both_run(project: Project) -> Running:
-    """A `snakemake` both of whose jobs run."""
     project.write("Snakefile", WAITS)
     running = project.start("--nolock", "--rerun-incomplete")
     until(lambda: lines(project, "ran") == ["0", "1"], "both jobs", LONG_S)
@@ -121,7 +119,6 @@ class TestAway:
 
 
 def given_up(server: UnicoreX, project: Project) -> int:
-    """How many jobs the server says have failed."""
     ids = [job for record in project.tries for job in record.site_jobs]
     return sum(server.status(job) == "FAILED" for job in ids)
 

@@ -25,7 +25,6 @@ Make = Callable[[UnicoreX], Project]
 
 @pytest.fixture
 def at(project_at: MakeProject) -> Make:
-    """Makes a project at a server."""
     return lambda server: project_at(unicorex_place(server), dict(UNTRACKED), folder="projects/one")
 
 

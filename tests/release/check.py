@@ -103,7 +103,6 @@ def run(
 
 
 def size(file: Path) -> str:
-    """Return a file's size for people."""
     return f"{file.stat().st_size / 1024:.0f} KiB"
 
 

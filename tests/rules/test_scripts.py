@@ -28,7 +28,6 @@ from tests.support.scripts import OWN_PYTHON, ScriptRule, named
 
 @pytest.fixture(autouse=True)
 def workflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of a workflow."""
     directory = tmp_path / "work flow"
     directory.mkdir()
     monkeypatch.chdir(directory)
@@ -37,14 +36,12 @@ def workflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A workspace at a site."""
     directory = tmp_path / "a site ü #%$"
     directory.mkdir()
     return directory
 
 
 def write(path: str, text: str) -> Path:
-    """Write a file of the workflow."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text)
@@ -52,7 +49,6 @@ def write(path: str, text: str) -> Path:
 
 
 def left(site: Path) -> list[str]:
-    """What lies in the directory of the tries."""
     return os.listdir(site / WORK)
 
 
@@ -318,7 +314,6 @@ def test_languages(name: str, notebook: bool, words: str | None) -> None:
 
 
 def cells(*sources: str, language: str | None = "python") -> dict[str, Any]:
-    """A notebook with these cells of code."""
     return {
         "cells": [
             {

@@ -92,7 +92,6 @@ class Runs:
         return f"{self.project.place.name}={self.project.config}"
 
     def notify(self, *words: str) -> Ran:
-        """Type `smk-mantik runs …`."""
         return smk_mantik(self.project, "runs", *words)
 
     def json(self, *words: str) -> Any:
@@ -104,12 +103,10 @@ class Runs:
         return json.loads(said[begin.start() :])
 
     def submit(self, *words: str, project: str = "churn") -> str:
-        """Submit a run; its id."""
         made = self.json("submit", project, "--site", self.site, *words)
         return str(made["run_id"])
 
     def mlflow(self, *words: str) -> "subprocess.Popen[str]":
-        """Start the real `mlflow run churn -b mantik …`."""
         return subprocess.Popen(
             [sys.executable, "-m", "mlflow", "run", *words, "-b", "mantik"],
             cwd=self.project.directory, env=self.project.environment, stdin=subprocess.DEVNULL,
@@ -120,7 +117,6 @@ class Runs:
         return RunDirectory(self.home / run_id)
 
     def workspace(self, run_id: str) -> Path:
-        """The run's workspace at the site, as this machine sees it."""
         return Project(self.directory(run_id).workdir, self.project.place).workspace
 
     def started(self, run_id: str) -> None:
@@ -151,7 +147,6 @@ class Runs:
         return self.directory(run_id).alive
 
     def kill(self, run_id: str) -> None:
-        """Kill a run's controller and its Snakemake with -9."""
         lock = self.directory(run_id).lock
         # A controller holds the lock before it writes its name there.
         until(lambda: lock.read_text() or not self.is_alive(run_id), "the controller's name")
@@ -170,7 +165,6 @@ class Runs:
 
 @pytest.fixture
 def store_uri(empty_store: Path, tmp_path: Path) -> str:
-    """A store of the test's own."""
     shutil.copyfile(empty_store, tmp_path / "runs.db")
     return f"sqlite:///{tmp_path}/runs.db"
 

@@ -131,7 +131,6 @@ class Closed(SimpleHTTPRequestHandler):
     WANTED = "Basic " + b64encode(b"me@x:p%ss:word/2").decode()
 
     def do_GET(self) -> None:
-        """Challenge, or serve; see `SimpleHTTPRequestHandler`."""
         if self.headers["Authorization"] == self.WANTED:
             super().do_GET()
             return

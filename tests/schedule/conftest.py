@@ -60,8 +60,6 @@ class Runs:
 
 @dataclass
 class Machine:
-    """A machine with schedulers."""
-
     directory: Path
     now: datetime
     runs: Runs = field(default_factory=Runs)

@@ -36,7 +36,6 @@ class Scheduling:
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
-        """Start `smk-mantik schedule …`."""
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", "schedule", *words],
             cwd=self.runs.project.directory, env=self.runs.project.environment,
@@ -46,7 +45,6 @@ class Scheduling:
         return process
 
     def close(self) -> None:
-        """End what a test that failed has left."""
         for process in self.started:
             process.kill()
             process.communicate()

@@ -41,7 +41,6 @@ def answer(
 
 
 def says(server: Connection, status: int, message: str, **more: Any) -> Case:
-    """An answer of the server itself."""
     body = {"errorMessage": message, "status": status}
     if server is FIRECREST:
         body = {"errorType": "error", "message": message, "causedBy": None, "user": "me", **more}

@@ -35,7 +35,6 @@ def workspace() -> str:
 
 @pytest.fixture
 def settings() -> dict[str, Any]:
-    """What the site's config says."""
     return {}
 
 

@@ -47,8 +47,6 @@ class Running:
 
 
 class Agent:
-    """One start of an allocation."""
-
     def __init__(
         self,
         world: "World",
@@ -73,7 +71,6 @@ class Agent:
 
     @property
     def alive(self) -> bool:
-        """Whether it goes on."""
         return not self._dead
 
     def stir(self, seconds: float = TICK_S) -> None:
@@ -83,7 +80,6 @@ class Agent:
             self._world.after(seconds, self._tick)
 
     def signalled(self) -> None:
-        """It gets TERM."""
         self._leaving = True
         for job in self._running.values():
             self._end(job, "pool")

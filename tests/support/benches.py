@@ -67,7 +67,6 @@ class Bench:
 
 @asynccontextmanager
 async def in_use(made: _S) -> AsyncIterator[_S]:
-    """A site or connection, which is closed afterwards."""
     try:
         yield made
     finally:
@@ -141,7 +140,6 @@ async def facts(made: Site) -> AsyncIterator[SiteFacts]:
 
 @pytest.fixture
 def site(made: Site, facts: SiteFacts) -> Site:
-    """The site, which is open."""
     del facts
     return made
 

@@ -68,16 +68,13 @@ class SandboxCluster:
     shortest_s: int = 1
 
     def cancel(self, number: str) -> None:
-        """See `Cluster`."""
         self.box.cancel_job(self.name, int(number))
 
     def fail_node(self, number: str) -> None:
-        """See `Cluster`."""
         self.box.fail_node(self.name, int(number))
 
     @contextmanager
     def full(self) -> Iterator[Resources]:
-        """See `Cluster`."""
         self.box.limit_jobs(self.name, 0)
         try:
             yield Resources(runtime_s=600)
@@ -106,7 +103,6 @@ class SlurmCluster:
         self._until(number, "JobState=CANCELLED")
 
     def fail_node(self, number: str) -> None:
-        """See `Cluster`."""
         details = dict(w.split("=", 1) for w in self._show(number) if "=" in w)
         node = f"nodename={details['BatchHost']}"
         self._run("scontrol", "update", node, "state=down", "reason=test")
@@ -115,7 +111,6 @@ class SlurmCluster:
 
     @contextmanager
     def full(self) -> Iterator[Resources]:
-        """See `Cluster`."""
         change = ("sacctmgr", "--immediate", "modify", "user", "where", f"name={self.user}",
                   f"account={OTHER_ACCOUNT}", "set")  # fmt: skip
         with self._alone(OTHER_ACCOUNT):

@@ -14,13 +14,11 @@ from tests.support.workflows import Project, Ran
 
 
 def smk_mantik(project: Project, *arguments: str) -> Ran:
-    """Run the command in the workflow's directory, where nobody sits at a terminal."""
     variables = {**project.place.environment, **project.extra}
     return smk_mantik_in(project.directory, *arguments, variables=variables)
 
 
 def smk_mantik_in(directory: Path, *arguments: str, variables: Mapping[str, str] = {}) -> Ran:
-    """The same in any directory."""
     said, code = StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, Path(os.devnull).open() as nobody:
         patch.chdir(directory)

@@ -46,7 +46,6 @@ class Controller:
     said: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Open the journal."""
         self.site = SimulatedSite(self.world)
         self.journal = Journal(self.workdir / ".snakemake/mantik")
         self._running: list[asyncio.Task[Any]] = []
@@ -76,7 +75,6 @@ class Controller:
         return task.result()
 
     async def open(self) -> SiteRunner:
-        """Open the site and watch it."""
         facts = await self.site.open()
         state = self.workdir / ".snakemake/mantik"
         places = Places(

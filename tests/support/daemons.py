@@ -44,7 +44,6 @@ class Daemon:
     _guard: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
 
     def start(self) -> None:
-        """Start it."""
         with self.console.open("ab") as console:
             self._process = subprocess.Popen(
                 ending_with_us(self.command), cwd=self.directory, env=self.environment,
@@ -70,7 +69,6 @@ class Daemon:
         self.kill()
 
     def kill(self) -> None:
-        """Kill it with -9."""
         if self._process is None:
             return
         if self.forks:

@@ -103,23 +103,19 @@ class Fork:
         return self.returncode
 
     def poll(self) -> int | None:
-        """The exit code, None if it goes on."""
         try:
             return self.wait(0.0)
         except subprocess.TimeoutExpired:
             return None
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 

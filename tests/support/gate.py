@@ -10,7 +10,6 @@ class Gate:
     """A TCP forwarder on a port of its own that can be opened and shut."""
 
     def __init__(self, port: int) -> None:
-        """Make an open gate before the local `port`."""
         gate = self
         self._open = True
         self._goes_on = threading.Event()
@@ -35,7 +34,6 @@ class Gate:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def open(self) -> None:
-        """Let new connections through."""
         self._open = True
         self._goes_on.set()
 
@@ -44,12 +42,10 @@ class Gate:
         self._goes_on.clear()
 
     def shut(self) -> None:
-        """Let no new connection through."""
         self._open = False
         self._goes_on.set()
 
     def close(self) -> None:
-        """Go away."""
         self.shut()
         self._server.shutdown()
         self._server.server_close()

@@ -18,7 +18,6 @@ class Watch:
         self._directory = directory
 
     def __enter__(self) -> Self:
-        """Start to watch."""
         libc = ctypes.CDLL(None, use_errno=True)
         self._file = libc.inotify_init1(os.O_NONBLOCK)
         path = os.fsencode(self._directory)
@@ -26,7 +25,6 @@ class Watch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End watching."""
         os.close(self._file)
 
     def events(self) -> Iterator[tuple[str, int]]:

@@ -59,12 +59,10 @@ class InPlace(Engine):
         self._loop = self._given
 
     async def opened(self, sources: Sources, *names: str) -> None:
-        """See `Engine.open`."""
         self._source_choice = lambda _: sources
         await self._open_all(names, ())
 
     async def job(self, request: JobRequest) -> Outcome:
-        """The outcome of a job."""
         self._start(request)
         await asyncio.wait([self._jobs[request.number]])
         [outcome] = [o for o in self._outcomes if o.number == request.number]
@@ -72,23 +70,18 @@ class InPlace(Engine):
         return outcome
 
     def proposed(self, request: JobRequest) -> None:
-        """See `Engine.propose`."""
         self._propose(request)
 
     async def unneeded(self, jobs: Container[str]) -> None:
-        """See `Engine.end_unneeded`."""
         await self._end_unneeded(lambda: jobs)
 
     async def committed(self, outcome: Outcome, *, taken: bool = True) -> None:
-        """See `Engine.commit`."""
         await self._commit(outcome, taken)
 
     async def cancelled(self, wait_s: float) -> list[TryRecord]:
-        """See `Engine.cancel`."""
         return await self._cancel(wait_s)
 
     async def closed(self, *, tidy: bool) -> None:
-        """See `Engine.close`."""
         await self._close(tidy)
 
 
@@ -166,12 +159,10 @@ class Session:
             raise asyncio.CancelledError
 
     def die(self) -> None:
-        """Die as by kill -9."""
         self._dead = True
         self._over()
 
     def _sync(self) -> None:
-        """All of the journal is on disk now."""
         files = (path for path in self._state.glob("journal*") if path.is_file())
         self._synced = {path.name: path.read_bytes() for path in files}
 
@@ -273,5 +264,4 @@ def run_all(works: Mapping[Session, Coroutine[Any, Any, None]]) -> None:
 
 
 def no_sources() -> Sources:
-    """A workflow without sources."""
     return Sources((), 0, ())

@@ -84,13 +84,11 @@ class Parrot:
 
     @contextmanager
     def running(self) -> Iterator[Self]:
-        """It answers meanwhile."""
         self.thread.start()
         yield self
         self.stop()
 
     def stop(self) -> None:
-        """End the server."""
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()

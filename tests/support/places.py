@@ -55,8 +55,6 @@ def firecrest_place(sandbox: Sandbox) -> Place:
 
 
 def unicorex_place(server: UnicoreX) -> Place:
-    """A site of a real server."""
-
     def end(ids: Sequence[str]) -> None:
         with suppress(httpx.TransportError):  # the server of a test that stops it may be gone
             for job in ids:
@@ -114,11 +112,9 @@ def both(place: Place, project_at: MakeProject) -> Project:
 
 @pytest.fixture
 def project(sandbox_place: Place, project_at: MakeProject) -> Project:
-    """A project at the sandbox's UNICORE site."""
     return project_at(sandbox_place)
 
 
 @pytest.fixture
 def firecrest(firecrest_place: Place, project_at: MakeProject) -> Project:
-    """A project at the sandbox's firecREST site."""
     return project_at(firecrest_place)

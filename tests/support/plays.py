@@ -90,7 +90,6 @@ class Job:
 
     @property
     def request(self) -> JobRequest:
-        """What the engine is asked."""
         inputs = [*self.data, *(f"out/{need}" for need in self.needs)]
         outputs = (OutputFile(self.output, stored=self.stays),)
         asked = replace(
@@ -105,7 +104,6 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What it makes."""
         return f"out/{self.number}"
 
 
@@ -136,7 +134,6 @@ class Play:
     refused: bool = False
 
     def __post_init__(self) -> None:
-        """Write the workflow's files."""
         plan = self.schedule.stream("two workflows" if self.first else "plan")
         kinds = self.schedule.kinds
         if not self.worlds:
@@ -177,7 +174,6 @@ class Play:
 
     @property
     def now(self) -> float:
-        """The time everywhere."""
         return max(world.now for world in self.worlds.values())
 
     def run(self) -> None:
@@ -258,7 +254,6 @@ class Play:
         cut_off: tuple[float, float] = (0.0, 0.0),
         beside: Session | None = None,
     ) -> Session:
-        """A process of the engine."""
         session = Session(
             self.worlds, self.workdir, self.schedule.config,
             one_client="one place" not in self.schedule.kinds, beside=beside,
@@ -304,7 +299,6 @@ class Play:
         return self._copy
 
     async def _visit(self, session: Session, begins: float, how: str, when: float) -> None:
-        """A run of the copy."""
         await asyncio.sleep(begins)
         await self._start(session, how, when)
         self.schedule.happened["copies that were refused"] += self.refused
@@ -328,7 +322,6 @@ class Play:
         again.result()
 
     def _unlock(self) -> None:
-        """The user says `smk-mantik unlock`."""
         if (self._state / "journal.sqlite").exists():
             with closing(Journal(self._state)) as journal:
                 journal.unlock()

@@ -31,6 +31,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One of them."""
     (found,) = free_ports(1)
     return found

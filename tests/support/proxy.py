@@ -227,11 +227,9 @@ class Proxy:
         return rule
 
     def heal(self) -> None:
-        """From now on everything is passed on."""
         self.rules.clear()
 
     def counted(self) -> Counter[str]:
-        """How many requests of each kind came by."""
         return Counter(seen.kind for seen in list(self.seen))
 
     def shut(self, seconds: float) -> None:
@@ -242,7 +240,6 @@ class Proxy:
         self._loop.call_later(seconds, self._listen)
 
     async def ask(self, request: Request) -> Answer:
-        """What the server answers."""
         headers = [(n, v) for n, v in request.headers if n.lower() not in _OF_ONE_CONNECTION]
         asked = self._upstream.build_request(
             request.method, self._server + request.target, headers=headers, content=request.body

@@ -36,7 +36,6 @@ class S3:
     secret_key: str = "a-secret-key-that-stays-here"
 
     def client(self) -> Any:
-        """A client of it."""
         import boto3
 
         return boto3.client(
@@ -46,7 +45,6 @@ class S3:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What Snakemake's storage plugin is given."""
         return {
             "SNAKEMAKE_STORAGE_S3_ENDPOINT_URL": self.url,
             "SNAKEMAKE_STORAGE_S3_ACCESS_KEY": self.access_key,

@@ -46,13 +46,11 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 @pytest.fixture
 def faulty(sandbox: Sandbox) -> Iterator[Sandbox]:
-    """The sandbox, with its faults cleared afterwards."""
     yield sandbox
     sandbox.faults.clear()
 
 
 def wait_for(condition: Callable[[], T], deadline: float = 600.0) -> T:
-    """Call `condition` until it is true, and return what it returned."""
     end = time.monotonic() + deadline
     while not (found := condition()):
         assert time.monotonic() < end, f"waited {deadline} s in vain"
@@ -70,23 +68,19 @@ class RestClient:
         )
 
     def submit(self, description: dict[str, Any]) -> str:
-        """Submit a job and return its URL."""
         answer = self.http.post(f"{self.url}/jobs", json=description)
         assert answer.status_code == 201, answer.text
         return answer.headers["Location"]
 
     def job(self, url: str, **params: str) -> dict[str, Any]:
-        """What REST shows of a job."""
         shown: dict[str, Any] = self.http.get(url, params=params).json()
         return shown
 
     def ended(self, url: str) -> dict[str, Any]:
-        """The job's properties once it has ended."""
         wait_for(lambda: self.job(url, fields="status")["status"] in ("SUCCESSFUL", "FAILED"))
         return self.job(url)
 
     def text(self, job: str, name: str) -> str:
-        """The content of a file in a job's directory."""
         answer = self.http.get(
             f"{self.url}/storages/{job.rpartition('/')[2]}-uspace/files/{name}",
             headers={"Accept": "application/octet-stream"},
@@ -97,7 +91,6 @@ class RestClient:
 
 @pytest.fixture
 def rest(sandbox: Sandbox) -> Iterator[RestClient]:
-    """A client of the sandbox's site."""
     client = RestClient(sandbox)
     with client.http:
         yield client
@@ -118,15 +111,12 @@ class FirecrestClient:
         )
 
     def token(self, lifetime: float | None = None) -> str:
-        """A new access token."""
         return self.box.call(lambda: self.site.tokens.issue(lifetime))
 
     def ops(self, method: str, name: str, **more: Any) -> httpx.Response:
-        """Ask for a command on files."""
         return self.http.request(method, f"/filesystem/{self.machine}/ops/{name}", **more)
 
     def upload(self, directory: str, name: str, content: bytes) -> httpx.Response:
-        """Write a file."""
         files = {"file": (name, content)}
         return self.ops("POST", "upload", params={"path": directory}, files=files)
 
@@ -144,13 +134,11 @@ class FirecrestClient:
         wait_for(lambda: self.box.call(lambda: not Protocol.doomed))
 
     def directory(self, name: str) -> str:
-        """A new directory below home."""
         path = f"{self.home}/{name}"
         assert self.ops("POST", "mkdir", json={"path": path, "parent": True}).status_code == 201
         return path
 
     def post_job(self, script: str, **more: Any) -> httpx.Response:
-        """The answer to a submission."""
         job = {"workingDirectory": self.home, "script": script, **more}
         return self.http.post(f"/compute/{self.machine}/jobs", json={"job": job})
 
@@ -162,14 +150,12 @@ class FirecrestClient:
         return str(answer.json()["jobId"])
 
     def job(self, number: str) -> dict[str, Any]:
-        """What is told of one job."""
         answer = self.http.get(f"/compute/{self.machine}/jobs/{number}")
         assert answer.status_code == 200, answer.text
         shown: dict[str, Any] = answer.json()["jobs"][0]
         return shown
 
     def jobs(self, **params: str) -> dict[str, dict[str, Any]]:
-        """The list of jobs, by id."""
         answer = self.http.get(f"/compute/{self.machine}/jobs", params=params)
         assert answer.status_code == 200, answer.text
         return {job["jobId"]: job for job in answer.json()["jobs"]}
@@ -190,7 +176,6 @@ class FirecrestClient:
 
 @pytest.fixture
 def fire(sandbox: Sandbox) -> Iterator[FirecrestClient]:
-    """A client of the sandbox's firecREST site."""
     client = FirecrestClient(sandbox)
     with client.http:
         yield client
@@ -198,7 +183,6 @@ def fire(sandbox: Sandbox) -> Iterator[FirecrestClient]:
 
 @pytest.fixture
 def there(fire: FirecrestClient, tmp_path: Path) -> str:
-    """A directory at the sandbox's firecREST site for this test."""
     return fire.directory(tmp_path.name)
 
 

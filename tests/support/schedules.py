@@ -201,11 +201,9 @@ class Schedule:
         self._full_here = list(self._windows("full here"))
 
     def pooled(self) -> bool:
-        """Whether a job runs in a pool."""
         return self._pools.random() < self._pooled
 
     def stays(self) -> bool:
-        """Whether a job's output stays at its place."""
         return self._stays.random() < self._staying
 
     def continuation(self, number: int) -> Continuation | None:
@@ -259,7 +257,6 @@ class Schedule:
     # At a site
 
     def world(self, name: str) -> World:
-        """A site as this schedule has it."""
         world = World(self.fate, self.duration, place=self.place, habits=self.habits, name=name)
 
         def purge() -> None:
@@ -352,13 +349,11 @@ class Schedule:
         return fate
 
     def duration(self, spec: JobSpec) -> float:
-        """How long a command takes."""
         return self.stream("plan").choice(
             (1.0, 100.0, 130.0, 3000.0, 9000.0, *((DAY_S,) * self.slow))
         )
 
     def place(self, path: str) -> str:
-        """How an output travels."""
         return self.stream("plan").choice(("marker", "archive", "alone"))
 
     def fault(self, method: str, now: float) -> Fault:

@@ -66,7 +66,6 @@ class ScriptRule:
 
     @property
     def job(self) -> Any:
-        """A job, as far as scripts look at it."""
         cache = Path.cwd().with_name("cache")
         rule = SimpleNamespace(
             name="tested",

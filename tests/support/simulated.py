@@ -173,7 +173,6 @@ class SimulatedSite:
 
     @property
     def clock(self) -> float:
-        """See `Site`."""
         return self.world.clock
 
     async def open(self, *, make: bool = True) -> SiteFacts:
@@ -327,7 +326,6 @@ class SimulatedPlanner(Planner):
         after: Sequence[Predecessor] = (),
         resumed: Resumed = NOTHING,
     ) -> JobSpec:
-        """See `Planner.spec`."""
         spec = super().spec(request, record, facts, staged, term=term, after=after, resumed=resumed)
         self.world.specs[record.id] = spec
         return spec

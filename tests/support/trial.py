@@ -154,7 +154,6 @@ class Trial:
         return Ended(process.returncode, output, marker, text, entries)
 
     def run(self, spec: JobSpec, *, env: Mapping[str, str] | None = None) -> Ended:
-        """Run a script to its end."""
         return self.end(spec, self.start(spec, env=env))
 
     def running(
@@ -176,14 +175,12 @@ class Trial:
         return self.end(spec, process)
 
     def write(self, path: str, text: str = "x") -> Path:
-        """A file in the workspace."""
         place = self.workspace / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
         return place
 
     def upload(self, bundle: str, content: bytes) -> None:
-        """Put a bundle where the script looks for it."""
         place = self.workspace / bundle_path(bundle)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
@@ -203,7 +200,6 @@ class Trial:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
-    """A workspace; a test that fails leaves no process behind."""
     made = Trial(tmp_path)
     yield made
     made.stop()
@@ -238,7 +234,6 @@ def packed(files: Mapping[str, bytes | None], links: Mapping[str, str] | None = 
 
 
 def wait_until(true: Callable[[], object], seconds: float = 100.0) -> None:
-    """Wait for a condition; fails when it has not come in time."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "waited in vain"

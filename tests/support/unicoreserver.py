@@ -64,11 +64,9 @@ class UnicoreX:
 
     @classmethod
     def from_json(cls, told: Told) -> "UnicoreX":
-        """A server that another process has started."""
         return cls(Path(told["directory"]), told["port"], Path(told["scratch"]))
 
     def to_json(self) -> Told:
-        """What other processes must know of it."""
         paths = {"directory": str(self.directory), "scratch": str(self.scratch)}
         return {**paths, "port": self.port}
 
@@ -85,7 +83,6 @@ class UnicoreX:
         return self.directory / "id_key"
 
     def client(self) -> httpx.Client:
-        """A client with the user's credentials."""
         return httpx.Client(
             verify=ssl.create_default_context(cafile=str(self.ca_file)),
             auth=(USER.encode(), PASSWORD.encode()), timeout=600, trust_env=False,
@@ -117,7 +114,6 @@ class OwnUnicoreX(UnicoreX):
         wait_until_it_answers(self, lambda: self._daemon.runs)
 
     def stop(self) -> None:
-        """End it."""
         self._daemon.stop()
 
     def kill(self) -> None:
@@ -131,7 +127,6 @@ def version() -> str:
 
 
 def lacking() -> list[str]:
-    """The programs that are not installed."""
     tools = ("java", "openssl", "mvn", "ssh-keygen", "setpriv")
     return [tool for tool in tools if not shutil.which(tool)]
 

@@ -21,13 +21,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """
 
     def __init__(self, now: float = 0.0) -> None:
-        """Make a loop whose clock shows `now`."""
         super().__init__()
         self._now = now
         self.around: Callable[[object], None] = lambda work: None
 
     def time(self) -> float:
-        """The virtual time in seconds."""
         return self._now
 
     def _run_once(self) -> None:

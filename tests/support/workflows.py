@@ -64,8 +64,6 @@ SHORT = Timing(marker_grace_s=5, unknown_wait_s=20)
 
 
 def place_in(box: Sandbox, name: str) -> Place:
-    """A site of a sandbox."""
-
     def end(ids: Sequence[str]) -> None:
         recorded = box.record(name)
         running = {run["scheduler_id"] for run in recorded["runs"] if run["ended"] is None}
@@ -99,7 +97,6 @@ class Ran:
     output: str
 
     def ok(self) -> "Ran":
-        """This, which must have succeeded."""
         assert self.code == 0, self.output
         return self
 
@@ -153,11 +150,9 @@ class Project:
         return target
 
     def read(self, path: str) -> str:
-        """The text of one of its files."""
         return (self.directory / path).read_text()
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file here."""
         return os.path.lexists(self.directory / path)
 
     @property
@@ -197,7 +192,6 @@ class Project:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment that Snakemake runs in."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
         return {**kept, **self.place.environment, **self.extra}
 
@@ -212,7 +206,6 @@ class Project:
         return words
 
     def run(self, *arguments: str, plain: bool = False, local: bool = False) -> Ran:
-        """Run `snakemake` with `arguments` to its end."""
         return self.start(*arguments, plain=plain, local=local).end()
 
     def start(self, *arguments: str, plain: bool = False, local: bool = False) -> "Running":
@@ -256,11 +249,9 @@ class Running:
 
     @property
     def output(self) -> str:
-        """What it has said until now."""
         return self.log.read_text(errors="replace")
 
     def says(self, words: str, deadline: float = WAIT_S) -> None:
-        """Wait until it has said `words`."""
         end = time.monotonic() + deadline
         while words not in self.output:
             over = self.process.poll() is not None and words not in self.output
@@ -274,7 +265,6 @@ class Running:
         self.process.wait(WAIT_S)
 
     def interrupt(self) -> Ran:
-        """Press Ctrl-C and wait for its end."""
         self.process.send_signal(signal.SIGINT)
         return self.end()
 
@@ -337,7 +327,6 @@ def tree(directory: Path) -> dict[str, str | bytes]:
 
 
 def until(condition: Callable[[], object], what: str, deadline: float = WAIT_S) -> None:
-    """Wait until `condition` is true."""
     end = time.monotonic() + deadline
     while not condition():
         assert time.monotonic() < end, f"waited {deadline} s in vain for {what}"

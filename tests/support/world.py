@@ -161,7 +161,6 @@ class _Start:
 
     @property
     def code(self) -> int:
-        """What its script returned."""
         if self.run is not None:
             return 137 if self.run.how == "killed" else int(self.run.how.split()[1])
         return int(self.reason is not Reason.SUCCESS)
@@ -245,7 +244,6 @@ class World:
         self.now = max(self.now, now)
 
     def after(self, seconds: float, event: Callable[[], None]) -> None:
-        """Let something happen later."""
         heapq.heappush(self._events, (self.now + seconds, next(self._order), event))
 
     def purge(self, *, claims: bool = True) -> None:
@@ -288,7 +286,6 @@ class World:
     # Files
 
     def make_directory(self, path: str) -> None:
-        """A directory and its parents."""
         parts = path.split("/")
         for i in range(len(parts)):
             at = "/".join(parts[: i + 1])
@@ -297,7 +294,6 @@ class World:
                 raise SiteRejected(f"{path}: file exists!", where="site sim")
 
     def write(self, path: str, content: bytes) -> None:
-        """A file, its parents made."""
         if "/" in path:
             self.make_directory(path.rpartition("/")[0])
         self.files[path] = content
@@ -339,12 +335,10 @@ class World:
             raise SiteRejected(f"{path}: no space left on device", where="site sim")
 
     def move(self, path: str, to: str) -> None:
-        """A job renames a file."""
         content = self.files.pop(path)
         self.written(to, content or b"")
 
     def remove(self, path: str) -> None:
-        """A file, or a directory with all below it."""
         for at in [p for p in self.files if p == path or p.startswith(f"{path}/")]:
             del self.files[at]
 
@@ -360,7 +354,6 @@ class World:
         self.remove(path)
 
     def below(self, path: str) -> dict[str, Entry]:
-        """A directory's entries."""
         if path and self.files.get(path, b"") is not None:
             raise SiteNotFound(f"there is no directory {path}", where="site sim")
         found = {}
@@ -397,7 +390,6 @@ class World:
 
     @property
     def clock(self) -> float:
-        """What its clock shows."""
         return self._clock(self.now)
 
     def _clock(self, now: float) -> float:

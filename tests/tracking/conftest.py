@@ -89,7 +89,6 @@ class TrackingServer:
         self.wait()
 
     def wait(self) -> None:
-        """Wait until it answers."""
         until(self._answers, f"MLflow ({self.log})", START_S)
 
     def _answers(self) -> bool:
@@ -215,7 +214,6 @@ class Tracked:
         return {run.info.run_name: run for run in found}
 
     def run(self) -> Run:
-        """The only run."""
         (run,) = self.runs().values()
         return run
 
@@ -230,7 +228,6 @@ class Tracked:
         return sorted(found, key=lambda run: run.info.start_time)
 
     def workflow(self) -> Run:
-        """The only workflow's."""
         (run,) = self.workflows()
         return run
 
@@ -240,7 +237,6 @@ class Tracked:
         return sorted((metric.step, metric.value) for metric in found)
 
     def artifacts(self, run: Run, below: str | None = None) -> list[str]:
-        """All files among the artifacts."""
         found: list[str] = []
         for entry in self.client.list_artifacts(run.info.run_id, below):
             found += self.artifacts(run, entry.path) if entry.is_dir else [entry.path]

@@ -18,7 +18,6 @@ def rule(command: str, name: str = "train", arguments: dict[str, str] | None = N
 
 
 def workflow(**commands: str) -> str:
-    """A workflow of such rules, by name."""
     targets = ", ".join(f'"{name}.txt"' for name in commands)
     rules = [rule(command, name) for name, command in commands.items()]
     return "\n".join([HEAD, f"rule all:\n    input: {targets}\n", *rules])

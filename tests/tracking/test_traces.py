@@ -96,7 +96,6 @@ def told(traced: Path, tracking_server: TrackingServer, tmp_path: Path) -> Repla
 
 
 def found(told: Replayed, run: str = "") -> list[Trace]:
-    """The traces of the experiment, or those of a run, in order."""
     runs = told.client.search_runs([told.experiment_id])
     (run_id,) = [r.info.run_id for r in runs if r.info.run_name == run] or [None]
     traces = told.client.search_traces(locations=[told.experiment_id], run_id=run_id)
@@ -104,7 +103,6 @@ def found(told: Replayed, run: str = "") -> list[Trace]:
 
 
 def view(told: Replayed) -> Any:
-    """All that the server knows of traces."""
     of_runs = {run: [t.info.trace_id for t in found(told, run)] for run in ("train C=1", "inner")}
     return [trace.to_dict() for trace in found(told)], of_runs
 

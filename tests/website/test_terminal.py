@@ -15,7 +15,6 @@ LARGEST = 150_000
 
 
 def text_of(svg: str, frame: int) -> list[str]:
-    """Return the lines of a frame."""
     root = ElementTree.fromstring(svg)
     lines = {g.get("id"): "".join(t.text or "" for t in g) for g in root.iter(f"{SVG}g")}
     film = next(g for g in root.iter(f"{SVG}g") if g.get("class") == "film")

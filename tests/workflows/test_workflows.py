@@ -38,7 +38,6 @@ def lines(name: str, about: str) -> list[str]:
 
 
 def lay_out(name: str, directory: Path) -> None:
-    """Copy a workflow to where it is to run."""
     shutil.copytree(
         HERE / name,
         directory,

@@ -30,7 +30,6 @@ tests/real/install fetches them there unless MANTIK_TEST_SERVERS names another d
 
 
 def lacking() -> list[str]:
-    """What the centre needs and this machine does not have."""
     found = slurm_lacking()
     try:
         pwd.getpwnam(USER)

@@ -69,7 +69,6 @@ class Firecrest:
     token_url: str
 
     def client(self, timeout_s: float = 100) -> httpx.Client:
-        """A client with a token of the user's."""
         form = {"grant_type": "client_credentials", "client_id": CLIENT, "client_secret": SECRET}
         token = httpx.post(self.token_url, data=form, trust_env=False).json()["access_token"]
         return httpx.Client(
@@ -78,7 +77,6 @@ class Firecrest:
         )  # fmt: skip
 
     def place(self) -> Place:
-        """The site of whole workflows."""
         return Place(
             "fire",
             CONFIG.format(url=self.url, token_url=self.token_url, system=SYSTEM),
@@ -103,13 +101,11 @@ class Firecrest:
             yield server
 
     def to_json(self) -> Told:
-        """What another process needs to know of it."""
         known = {"directory": self.directory, "url": self.url, "token_url": self.token_url}
         return {name: str(value) for name, value in known.items()}
 
     @classmethod
     def from_json(cls, told: Told) -> Self:
-        """The server of another process."""
         return cls(Path(told["directory"]), told["url"], told["token_url"])
 
 
@@ -155,7 +151,6 @@ class OwnFirecrest(Firecrest):
         )
 
     def stop(self) -> None:
-        """End it."""
         self._daemon.stop()
 
     def kill(self) -> None:
@@ -213,7 +208,6 @@ def requests(log: Path) -> "Counter[str]":
 
 
 def lacking() -> list[str]:
-    """What the server needs and this machine does not have."""
     return [*sshd_lacking(), *([] if PYTHON.exists() else ["firecREST's environment"])]
 
 

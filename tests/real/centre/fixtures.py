@@ -55,7 +55,6 @@ def _told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
 
 @pytest.fixture(scope="session")
 def centre(_told: Told) -> Centre:
-    """The session's centre."""
     return Centre(Path(_told["directory"]))
 
 
@@ -68,7 +67,6 @@ def tsi_unicorex(_told: Told) -> UnicoreX:
 
 @pytest.fixture
 def unicore_centre_place(tsi_unicorex: UnicoreX) -> Place:
-    """The site of the centre's UNICORE/X."""
     return unicorex_place(tsi_unicorex)
 
 
@@ -101,7 +99,6 @@ def own_firecrest(real_firecrest: Firecrest) -> Iterator[OwnFirecrest]:
 
 @pytest.fixture
 def firecrest_centre_place(real_firecrest: Firecrest) -> Place:
-    """The site of the centre's firecREST."""
     return real_firecrest.place()
 
 

@@ -44,7 +44,6 @@ class Issuer:
 
     @contextmanager
     def running(self) -> Iterator["Issuer"]:
-        """Serve until the block's end."""
         thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         thread.start()
         try:
@@ -60,7 +59,6 @@ class Issuer:
         return {"keys": [{**key, "kid": _KEY_ID, "use": "sig", "alg": "RS256"}]}
 
     def token(self, user: str, client: str) -> str:
-        """An access token of a user."""
         now = int(time.time())
         claims = {
             "iss": self.url, "sub": user, "preferred_username": user, "azp": client,

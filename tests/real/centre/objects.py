@@ -10,7 +10,6 @@ _FORM = "application/x-www-form-urlencoded"
 
 @contextmanager
 def object_store() -> Iterator[str]:
-    """Run an empty store; its URL."""
     from werkzeug.serving import make_server
 
     server = make_server("127.0.0.1", 0, _as_bytes(_application()), threaded=True)

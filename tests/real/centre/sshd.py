@@ -91,7 +91,6 @@ def login_node(centre: Centre, directory: Path) -> Iterator[LoginNode]:
 
 
 def lacking() -> list[str]:
-    """The programs that are not installed."""
     needed = (str(PROGRAM), "ssh-keygen", "setpriv", "curl")  # curl: of firecREST's transfer jobs
     return [program for program in needed if shutil.which(program) is None]
 

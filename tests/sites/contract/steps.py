@@ -27,8 +27,6 @@ async def content(site: Site, path: str, offset: int = 0) -> bytes:
 
 
 async def until(site: Site, job: str, wanted: Callable[[JobState], bool]) -> JobState:
-    """The state of a job, as soon as it is the wanted one."""
-
     async def ask() -> JobState:
         return (await site.states([job]))[job]
 
@@ -87,7 +85,6 @@ async def until_found(site: Site, wanted: Mapping[str, set[str]]) -> None:
 
 
 async def until_there(site: Site, path: str) -> None:
-    """Wait for a file that a job makes."""
     deadline = time.monotonic() + STARTS_S
     while await site.stat(path) is None:
         assert time.monotonic() < deadline

@@ -4,17 +4,32 @@ import json
 import os
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jwt
 import pytest
 from typer.testing import CliRunner, Result
 
 from hpc_sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.cli import _app
+from snakemake_executor_plugin_mantik.cli import _app, check_site
+from snakemake_executor_plugin_mantik.cli.check_site import Finding
 from snakemake_executor_plugin_mantik.cli.sandbox import backend_config, environment_of
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
+from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, find_known_site
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import NoConfig
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteDetails
+from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite, list_known_defects
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestSystem
+from snakemake_executor_plugin_mantik.sites.unicore import read_budgets, read_condition, read_space
+from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
 from tests.support.ports import free_port
+from tests.support.sandbox import wait_for
+from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
+from tests.support.workflows import place_in
 
 GOOD = "UnicoreApiUrl: https://hpc.example.org/rest/core\nResources: {Queue: booster}\n"
 IMAGE = f"{GOOD}Environment: {{Apptainer: {{Path: env/train.sif}}}}\n"
@@ -238,3 +253,273 @@ def test_a_name_that_is_given_and_no_site_can_have_is_a_mistake(
     done = check("1=good.yaml")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("good.yaml: '1' cannot be the name of a site")
+
+
+# `smk-mantik check --connect`: the sandbox's two kinds of sites, and a real UNICORE/X.
+
+
+def asked(config: Path, environment: dict[str, str]) -> Result:
+    clean = {name: value for name, value in os.environ.items() if "MANTIK" not in name}
+    words = ["check", "--connect", str(config), "--project", str(config.parent), "--json"]
+    return CliRunner().invoke(
+        _app(), words, env={**dict.fromkeys(os.environ, ""), **clean, **environment}
+    )
+
+
+def findings(done: Result) -> list[Finding]:
+    return [Finding(**each) for each in json.loads(done.stdout)["files"][0]["findings"]]
+
+
+def about(topic: str, found: list[Finding]) -> Finding:
+    return next(finding for finding in found if finding.topic == topic)
+
+
+def of_sandbox(box: Sandbox, name: str, folder: Path, *, more: str = "", **changed: str) -> Result:
+    config = folder / f"{name}.yaml"
+    config.write_text(backend_config(box, name) + more)
+    return asked(config, {**environment_of(box), **changed})
+
+
+def left_behind(box: Sandbox, name: str, folder: Path) -> list[Path]:
+    assert list((box.directory / name).rglob("mantik")), "workspaces lie elsewhere"
+    return list((box.directory / name).rglob(f"{folder.name}-*"))
+
+
+def test_firecrest_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
+    done = of_sandbox(sandbox, "hpc2", tmp_path)
+    assert done.exit_code == 0, done.output
+    found = findings(done)
+    assert {finding.verdict for finding in found} == {"ok", "note"}
+    used = "ClientCredentials (MANTIK_HPC2_CLIENT_ID, MANTIK_HPC2_CLIENT_SECRET) found"
+    assert about("credentials", found).text == used
+    assert about("server", found).text.startswith("firecREST 2")
+    assert about("user", found).text == "jobs run as mantik"
+    assert "batch" in about("queues", found).text
+    assert "nodes" in about("queue", found).text
+    assert about("account", found) == Finding("account", "ok", "sandbox pays")
+    assert "can be written to" in about("workspace", found).text
+    assert "reports neither" in about("free space", found).text
+    assert "does not report" in about("purge", found).text
+    assert about("clock", found).verdict == "ok"
+    assert left_behind(sandbox, "hpc2", tmp_path) == []
+
+
+def test_accounts_are_held_against_those_that_are_told(sandbox: Sandbox, tmp_path: Path) -> None:
+    done = of_sandbox(sandbox, "hpc2", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="nobody")
+    assert done.exit_code == 2
+    found = about("account", findings(done))
+    assert found.verdict == "wrong"
+    assert "nobody is not among those that the site reports: sandbox" in found.text
+    done = of_sandbox(sandbox, "hpc2", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="")
+    assert "so sandbox, the site's default, pays" in about("account", findings(done)).text
+    done = of_sandbox(sandbox, "hpc1", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="x")
+    assert "the site does not report accounts" in about("account", findings(done)).text
+    assert "/mantik can be written" in about("workspace", findings(done)).text
+    assert left_behind(sandbox, "hpc1", tmp_path) == []
+
+
+def test_a_workspace_of_the_user_s_own_stays(sandbox: Sandbox, tmp_path: Path) -> None:
+    for name in ("hpc1", "hpc2"):
+        done = of_sandbox(sandbox, name, tmp_path, more=f"  Workspace: shared/{tmp_path.name}\n")
+        assert f"shared/{tmp_path.name} can be written" in about("workspace", findings(done)).text
+        (kept,) = (sandbox.directory / name).rglob(f"shared/{tmp_path.name}")
+        assert [path for path in kept.rglob("*") if path.is_file()] == []
+
+
+def test_what_is_asked_beyond_limits_that_are_not_told_is_said(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    text = backend_config(sandbox, "hpc2")
+    asked_for = "Queue: batch\n  Runtime: 999d\n  Nodes: 1\n  MemoryPerNode: 900G\n"
+    config = tmp_path / "hpc2.yaml"
+    config.write_text(text.replace("Queue: batch\n", asked_for))
+    found = findings(asked(config, environment_of(sandbox)))
+    fits, unchecked = [finding for finding in found if finding.topic == "resources"]
+    assert fits == Finding("resources", "ok", "are within the queue's reported limits")
+    assert unchecked.verdict == "note"
+    assert unchecked.text.startswith("runtime, memory: not checked")
+
+
+def test_pools_are_held_against_the_queues(sandbox: Sandbox, tmp_path: Path) -> None:
+    config = tmp_path / "hpc1.yaml"
+    pool = "Pools:\n  big: {Queue: batch, CPUsPerNode: 2, Runtime: 9999d}\n"
+    config.write_text(backend_config(sandbox, "hpc1") + pool)
+    found = about("pool", findings(asked(config, environment_of(sandbox))))
+    assert found.verdict == "wrong"
+    assert found.text.startswith("Pools.big.Runtime: runtime: 9999 days requested")
+
+
+@pytest.mark.parametrize(
+    ("site", "variable"), [("hpc1", "MANTIK_HPC1_PASSWORD"), ("hpc2", "MANTIK_HPC2_CLIENT_SECRET")]
+)
+def test_a_wrong_credential_names_its_variables(
+    sandbox: Sandbox, tmp_path: Path, site: str, variable: str
+) -> None:
+    done = of_sandbox(sandbox, site, tmp_path, **{variable: "hunter2"})
+    assert done.exit_code == 2
+    wrong = [finding for finding in findings(done) if finding.verdict == "wrong"]
+    assert [finding.topic for finding in wrong] == ["credentials"]
+    assert variable in wrong[0].text
+    assert "hunter2" not in done.output
+
+
+def test_another_scheduler_than_the_config_says_is_told(sandbox: Sandbox, tmp_path: Path) -> None:
+    config = tmp_path / "hpc2.yaml"
+    text = backend_config(sandbox, "hpc2")
+    config.write_text(text.replace("Scheduler: slurm", "Scheduler: pbs"))
+    found = about("scheduler", findings(asked(config, environment_of(sandbox))))
+    assert found.verdict == "warning"
+    assert "set Site: Scheduler to slurm" in found.text
+
+
+def test_a_site_that_tells_no_more_is_good_enough(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_site: Site) -> SiteDetails:
+        raise SiteRejected("no")
+
+    monkeypatch.setattr(FirecrestSite, "describe", refuse)
+    done = of_sandbox(sandbox, "hpc2", tmp_path)
+    assert done.exit_code == 0
+    assert any("does not provide details" in finding.text for finding in findings(done))
+    assert about("workspace", findings(done)).verdict == "ok"
+
+
+def unicorex_config(server: UnicoreX, folder: Path, more: str = "") -> Path:
+    config = folder / "real.yaml"
+    config.write_text(
+        f"UnicoreApiUrl: {server.url}\nResources: {{Queue: batch, Nodes: 1{more}}}\n"
+        f"Site: {{CAFile: {server.ca_file}, Storage: SCRATCH}}\n"
+    )
+    return config
+
+
+def test_a_real_server_is_asked(unicorex: UnicoreX, tmp_path: Path) -> None:
+    variables = {"MANTIK_UNICORE_USERNAME": USER, "MANTIK_REAL_PASSWORD": PASSWORD}
+    config = unicorex_config(unicorex, tmp_path)
+
+    def told() -> Result | None:
+        done = asked(config, variables)
+        return done if "does not report its queues" not in done.stdout else None
+
+    done = wait_for(told)  # a server that has just started tells none for a while
+    assert done is not None
+    assert done.exit_code == 0, done.output
+    found = findings(done)
+    assert "(MANTIK_UNICORE_USERNAME, MANTIK_REAL_PASSWORD)" in about("credentials", found).text
+    assert about("server", found).text == "UNICORE/X 11.0.0"
+    assert about("user", found).text == "jobs run as root"
+    assert about("queues", found).verdict == "ok"
+    assert "GiB" in about("free space", found).text
+    assert float(about("free space", found).text.split()[0]) > 0
+    assert about("clock", found).verdict == "ok"
+    assert about("workspace", found).verdict == "ok"
+    assert not [finding for finding in found if "connection to the system" in finding.text]
+    assert "runtime up to 4 days 4 h" in about("queue", found).text
+
+
+def test_a_real_server_refuses_a_wrong_password(unicorex: UnicoreX, tmp_path: Path) -> None:
+    variables = {"MANTIK_REAL_USERNAME": USER, "MANTIK_REAL_PASSWORD": "wrong"}
+    done = asked(unicorex_config(unicorex, tmp_path), variables)
+    assert done.exit_code == 2
+    wrong = [finding for finding in findings(done) if finding.verdict == "wrong"]
+    assert "MANTIK_REAL_USERNAME, MANTIK_REAL_PASSWORD" in wrong[0].text
+
+
+class Told:
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+
+    async def get(self, kind: str, path: str, _params: object = None) -> Any:
+        return self.answers[path.strip("/").split("/")[-1] or kind]
+
+
+async def test_what_unicore_tells_of_itself() -> None:
+    """Forms of its source: `IDBContentRendering.budgetToMap`, `Storages`, `Base`."""
+    budget = {"remaining": "1200", "units": "core-h", "rel": "40"}
+    # Of a UNICORE/X 11.0.0 whose TSI has no script that tells budgets.
+    unknown = {"rel": "-1%", "units": "core-h", "remaining": "-1"}
+    budgets = {"g34": budget, "bad": 3, "__CURRENT_PROJECT__": unknown, "other": unknown}
+    server = {
+        "jobSubmission": {"enabled": False, "message": "maintenance"},
+        "externalConnections": {"TSI 1": "FAILED: refused", "Registry": "down", "TSI 2": "OK"},
+    }
+    told: Any = Told(
+        factories={"factories": ["https://x/rest/core/factories/one"]},
+        one={"remainingComputeTime": budgets},
+        base={"server": server},
+        SCRATCH={"usableSpace": -1, "freeSpace": 7},
+        HOME={"usableSpace": -1, "freeSpace": None},
+    )
+    connection: UnicoreConnection = told
+    assert await read_budgets(connection) == {"g34": "1200 core-h", "other": ""}
+    assert await read_condition(connection) == [
+        "takes no jobs just now: maintenance",
+        "has no connection to the system: TSI 1 FAILED: refused",
+    ]
+    assert await read_space(connection, "SCRATCH") == 7
+    assert await read_space(connection, "HOME") is None
+
+
+def test_what_is_known_of_firecrests_versions() -> None:
+    system = FirecrestSystem("s", "slurm", "firecREST 2.x.x", ())
+    assert list(list_known_defects(system)) == []
+    assert list(list_known_defects(replace(system, server="firecREST 2.6.0"))) == []
+    assert "before 2.6" in next(list_known_defects(replace(system, server="firecREST 2.5.6")))
+    assert "streamer" in next(list_known_defects(replace(system, transfer="streamer")))
+    assert list(list_known_defects(replace(system, unhealthy=("a", "b")))) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["hpc1", "hpc2"])
+def test_what_has_to_lie_at_the_site_is_looked_for(
+    sandbox: Sandbox, tmp_path: Path, name: str
+) -> None:
+    at = place_in(sandbox, name).storage / tmp_path.name
+    (at / "venv/bin").mkdir(parents=True)
+    (at / "venv/bin/activate").touch()
+    more = f"""
+Environment: {{Python: {at}/venv}}
+Environments:
+  lost: {{Python: {at}/lost}}
+  image: {{Apptainer: {{Path: {at}/image.sif, Type: remote}}}}
+  relative: {{Python: venv}}
+"""
+    done = of_sandbox(sandbox, name, tmp_path, more=more)
+    assert done.exit_code == 0, done.output
+    found = [finding for finding in findings(done) if finding.topic == "environment"]
+    assert [finding.verdict for finding in found] == ["ok", "warning", "warning", "note"]
+    assert found[0].text == f"virtual environment with {at}/venv/bin/activate is there"
+    assert found[1].text.startswith(f"no virtual environment with {at}/lost/bin/activate")
+    assert found[2].text.startswith(f"no image {at}/image.sif")
+    assert found[3].text.startswith("virtual environment with venv/bin/activate has to lie in each")
+
+    more = f"  Workspace: {at}/own\nEnvironment: {{Python: venv}}\n"
+    missing = about("environment", findings(of_sandbox(sandbox, name, tmp_path, more=more)))
+    assert missing.text.startswith("no virtual environment with venv/bin/activate")
+    there = Path(workspace_below(str(at / "own")), "venv/bin/activate")
+    there.parent.mkdir(parents=True)
+    there.touch()
+    made = about("environment", findings(of_sandbox(sandbox, name, tmp_path, more=more)))
+    assert made.text == "virtual environment with venv/bin/activate is there"
+
+
+@pytest.mark.parametrize("site", KNOWN_SITES.values(), ids=lambda site: site.name)
+def test_images_are_held_against_the_processors_of_known_sites(site: Any, tmp_path: Path) -> None:
+    api: dict[str, Any] = {"UnicoreApiUrl": site.url or "https://x.org"}
+    if site.machine:
+        api = {"Firecrest": {"ApiUrl": f"{site.url}/", "TokenUrl": site.token_url}}
+        api["Firecrest"]["Machine"] = site.machine.upper()
+    config = BackendConfig.model_validate({**api, "Resources": {"Queue": "q"}})
+    assert find_known_site(config) == (site if site.url else None)
+    loaded: Any = type("Loaded", (), {"config": config})()
+    image = {"Environment": {"Apptainer": {"Path": "i.sif"}}}
+    loaded.config = BackendConfig.model_validate({**api, **image, "Resources": {"Queue": "q"}})
+    for code, name in ((b"02", "amd64"), (b"04", "arm64")):
+        head = struct.pack("32s10s3s3s", b"#!/usr/bin/env run\n", b"SIF_MAGIC", b"01", code)
+        (tmp_path / "i.sif").write_bytes(head)
+        (found,) = check_site._images(loaded, tmp_path)
+        fits = "ok" if name == site.architecture else "wrong"
+        assert found.verdict == (fits if site.url else "note")
+        assert name in found.text
+    (purge,) = check_site._purge("/p/scratch/me", loaded)
+    assert ("deleted" in purge.text) == bool(site.url)

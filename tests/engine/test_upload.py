@@ -11,6 +11,11 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import OutputsLost, SiteRejected
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Staged
+from snakemake_executor_plugin_mantik.engine.transfer_meter import (
+    Direction,
+    TransferMeter,
+    TransferView,
+)
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
 from snakemake_executor_plugin_mantik.journal import FileRecord
 from snakemake_executor_plugin_mantik.staging.bundle import Fetch, FileChanged
@@ -319,3 +324,24 @@ async def test_a_long_upload_is_reported(run: Run, monkeypatch: pytest.MonkeyPat
     assert run.said[0] == "Sending large (976.6 KiB) to site sim."
     assert run.said[1].startswith("Sending large to site sim: ")
     assert run.said[1].endswith(" left.")
+
+
+# Rates of transfers that are under way.
+
+
+def test_a_rate_is_that_of_late_and_an_end_removes_the_transfer() -> None:
+    now = 0.0
+    meter = TransferMeter(lambda: now)
+    with meter.measure(Direction.DOWNLOAD, "hpc", "a.bin", 5000, moved=1000) as transfer:
+        # What an earlier attempt has brought is no rate.
+        assert meter.views() == [TransferView(Direction.DOWNLOAD, "hpc", "a.bin", 5000, 1000, None)]
+        for second in range(1, 31):
+            now = float(second)
+            transfer.arrived(1000 + (100 * second if second <= 10 else 1000 + 10 * second))
+        [view] = meter.views()
+        assert view.rate == pytest.approx(10, rel=0.2)
+        now = 60.0  # it stalls
+        [view] = meter.views()
+        assert view.rate is not None
+        assert view.rate < 5
+    assert meter.views() == []

@@ -15,15 +15,17 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine import evidence
 from snakemake_executor_plugin_mantik.engine.evidence import LOOK, Evidence, Finding
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, SPACING_S, Watcher
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Submission
 from tests.support.simulated import Fate, Fault, SimulatedSite, World
+from tests.support.virtualtime import run
 
 DAY_S = 86400.0
 WITHIN_S = 30.0
@@ -430,3 +432,31 @@ async def test_where_nothing_can_be_written_the_last_look_has_to_do(bench: Bench
     assert end.state is not None
     assert end.state.reason is Reason.OUT_OF_MEMORY
     assert f"{record.paths.tries}/{LOOK}" not in bench.world.files
+
+
+# Who holds a claim, as the controller reads it.
+
+
+RECORD = TryRecord("t1", "sim", 0, "job", "train", "train", "f", TryState.SUBMITTED)
+CLAIM = b"owner=n1-77\nsite_job=42\nscheduler_job=1234\nhost=n1\n"
+
+
+def owner(content: bytes | None) -> evidence.ClaimOwner | None:
+    world = World(lambda _: Fate(), lambda _: 1.0)
+    if content is not None:
+        world.files[RECORD.paths.claim] = content
+    return run(evidence.read_owner(SimulatedSite(world), RECORD))
+
+
+def test_the_job_that_it_names_holds_it_however_often_it_has_beaten() -> None:
+    assert owner(CLAIM) == owner(CLAIM + b"....") == evidence.ClaimOwner("42", "1234")
+
+
+@pytest.mark.parametrize("shown", range(len(CLAIM)))
+def test_a_slow_file_system_shows_a_part_of_it(shown: int) -> None:
+    """1234 is not 12: whoever is taken for the owner by half a number would end the try."""
+    assert owner(CLAIM[:shown]) is None
+
+
+def test_there_is_none() -> None:
+    assert owner(None) is None

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_sandbox import processes
+from hpc_sandbox import processes, slurm
 from hpc_sandbox.batch import BatchState
-from hpc_sandbox.sbatch import SbatchError
+from hpc_sandbox.sbatch import SbatchError, parse_sbatch_memory, parse_sbatch_time, parse_script
 from hpc_sandbox.scheduler import LocalJob, LocalScheduler
-from hpc_sandbox.settings import Partition, SandboxSettings, Timing
+from hpc_sandbox.settings import PARTITIONS, Partition, SandboxError, SandboxSettings, Timing
 
 SETTINGS = SandboxSettings(timing=Timing(kill_wait=0.5, memory_interval=0.05), slots=2)
 
@@ -325,3 +325,162 @@ async def test_srun_of_this_machine_is_not_called(
     job = await submit("srun echo mine")
     await end(job)
     assert (tmp_path / "out").read_text() == "mine\n"
+
+
+# `#SBATCH` lines as sbatch reads them.
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2", 120), ("0:05", 5), ("1:30", 90), ("1:00:00", 3600), ("1-0", 86400),
+        ("1-2:03", 93780), ("1-02:03:04", 93784),
+    ],
+)  # fmt: skip
+def test_time(text: str, seconds: int) -> None:
+    assert parse_sbatch_time(text) == seconds
+
+
+def test_time_of_another_form_is_refused() -> None:
+    with pytest.raises(SbatchError, match="Invalid --time specification"):
+        parse_sbatch_time("1h")
+
+
+@pytest.mark.parametrize(("text", "mib"), [("100", 100), ("2G", 2048), ("512K", 1), ("0", None)])
+def test_memory(text: str, mib: int | None) -> None:
+    assert parse_sbatch_memory(text, "mem") == mib
+
+
+def test_all_that_the_executor_writes() -> None:
+    request = parse_script(
+        """#!/bin/bash
+#SBATCH --job-name="my job"
+#SBATCH --partition=devel
+#SBATCH -A proj1
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=3
+#SBATCH --cpus-per-task=4   # a comment
+#SBATCH --mem=5000M
+#SBATCH --gpus-per-node=a100:2
+#SBATCH --time=00:10:00
+#SBATCH --no-requeue
+#SBATCH --output=stdout --error=stderr
+echo first command
+#SBATCH --nodes=7
+""",
+        PARTITIONS,
+    )
+    assert (request.name, request.partition, request.account) == ("my job", "devel", "proj1")
+    assert (request.nodes, request.tasks, request.tasks_per_node) == (2, 6, 3)
+    assert (request.cpus_per_task, request.cpus, request.gpus) == (4, 24, 2)
+    assert (request.memory_mib, request.time_s) == (5000, 600)
+    assert (request.output, request.error) == ("stdout", "stderr")
+
+
+def test_memory_per_cpu_counts_the_cpus_of_a_node() -> None:
+    script = "#!/bin/bash\n#SBATCH --cpus-per-task=4 --mem-per-cpu=100\n"
+    assert parse_script(script, PARTITIONS).memory_mib == 400
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--partition=nope", "invalid partition specified: nope"),
+        ("--time=30-0", "Requested time limit is invalid"),
+        ("--nodes=99", "Node count specification invalid"),
+        ("--cpus-per-task=1000", "Requested node configuration is not available"),
+        ("--gpus-per-node=9", "Requested node configuration is not available"),
+        ("--mem=9T", "Memory specification can not be satisfied"),
+        ("--nodes=none", '"none" is not a valid node count'),
+        ("--blah=1", "unrecognized option '--blah=1'"),
+        ("blah", "unrecognized option 'blah'"),
+    ],
+)
+def test_refusals_in_the_words_of_sbatch(line: str, words: str) -> None:
+    with pytest.raises(SbatchError, match=words):
+        parse_script(f"#!/bin/bash\n#SBATCH {line}\n", PARTITIONS)
+
+
+def test_a_script_without_shebang_is_refused() -> None:
+    with pytest.raises(SbatchError, match="does not look like a batch script"):
+        parse_script("echo x\n", PARTITIONS)
+
+
+# What can be said of the sandbox on Slurm without a Slurm; tests/real has the rest.
+
+
+SHOWN = (
+    "JobId=7 JobName=a b=c (1) UserId=root(0) JobState=FAILED Reason=NonZeroExitCode "
+    "Dependency=(null) Restarts=0 ExitCode=7:0 CPUs/Task=2 ReqB:S:C:T=0:0:*:* "
+    "Comment=said x=y WorkDir=/a b/c StdOut=/a b/c/out "
+)
+
+
+def test_fields_of_scontrol() -> None:
+    told = slurm.fields(SHOWN)
+
+    assert told["JobName"] == "a b=c (1)"
+    assert (told["JobState"], told["ExitCode"], told["CPUs/Task"]) == ("FAILED", "7:0", "2")
+    assert told["WorkDir"] == "/a b/c"
+    assert slurm.fields("") == {}
+
+
+def test_a_name_does_not_forge_a_state() -> None:
+    assert slurm.fields("JobId=7 JobState=RUNNING Comment=x JobState=COMPLETED")["JobState"] == (
+        "RUNNING"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0:05", 5),
+        ("10:00", 600),
+        ("1:00:00", 3600),
+        ("1-00:00:00", 86400),
+        ("infinite", 365 * 86400),
+        ("n/a", 365 * 86400),
+    ],
+)
+def test_seconds(text: str, seconds: int) -> None:
+    assert slurm.seconds_of(text) == seconds
+
+
+SINFO = """#!/bin/sh
+cat << EOF
+devel|2:00:00|30:00|2|48|95000|(null)
+batch*|1-00:00:00|1:00:00|8|128|515000|gpu:a100:4(S:0-1)
+batch*|1-00:00:00|1:00:00|4|256|257000|(null)
+EOF
+"""
+
+
+def install(directory: Path, sinfo: str) -> None:
+    directory.mkdir()
+    for name in slurm.COMMANDS:
+        program = directory / name
+        program.write_text(sinfo)
+        program.chmod(0o755)
+
+
+def test_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "bin", SINFO)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+
+    assert slurm.partitions() == (
+        Partition("batch", 86400, 3600, nodes=12, cpus=256, memory_mib=515000, gpus=4),
+        Partition("devel", 7200, 1800, nodes=2, cpus=48, memory_mib=95000, gpus=0),
+    )
+
+
+def test_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxError, match="this machine has no sbatch, scancel"):
+        slurm.partitions()
+
+
+def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "bin", "#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    with pytest.raises(SandboxError, match="does not answer: Unable to contact"):
+        slurm.partitions()

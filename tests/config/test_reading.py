@@ -157,9 +157,6 @@ def test_a_virtual_environment_of_this_machine_is_refused(tmp_path: Path) -> Non
         parse_backend_config(text, "yaml", tmp_path, shown="c")
 
 
-#
-
-
 KEYS = [*BackendConfig.key_names(), "Apptainer", "Path", "Variables", "Queue", "Memory", "Poll"]
 YAML_PIECES = st.lists(
     st.sampled_from(

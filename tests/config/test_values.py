@@ -81,9 +81,6 @@ def test_a_number_that_is_too_large_is_refused_as_that() -> None:
         parse_integer(10**9, 1)
 
 
-#
-
-
 @given(st.integers(1, 10**8))
 def test_durations_come_back(seconds: int) -> None:
     assert parse_duration(format_duration(seconds)) == seconds

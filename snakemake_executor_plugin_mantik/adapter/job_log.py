@@ -99,9 +99,6 @@ class JobLog(Observer):
     def started(self, record: TryRecord) -> None:
         self._notify(record, "running", messages.started_message(record.name, record.site))
 
-    def logged(self, record: TryRecord) -> None:
-        """Log nothing: new output of a running job is not a state."""
-
     def ended(self, record: TryRecord, end: JobEnd) -> None:
         """Log the success or failure of a job. A try that will be submitted again logs nothing."""
         facts = {"exit_code": end.exit_code, "waited": end.waited, "ran": end.ran}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
@@ -44,7 +44,6 @@ from ..runs.schedules import (
     edit_schedule,
     format_moment,
     make_schedule,
-    utc_now,
 )
 from .shared import App, AsJson, print_json, print_table, require_mlflow, say
 
@@ -134,7 +133,7 @@ def add(
         if store.get(name) is not None:
             raise _taken(name)
         wish = ScheduleRequest(run, cron, **asdict(options))
-        if not store.add(make_schedule(name, wish, utc_now(), _run_id)):
+        if not store.add(make_schedule(name, wish, datetime.now(UTC), _run_id)):
             raise _taken(name)
         _notify(store, _the(store, name), as_json=as_json)
 
@@ -160,7 +159,7 @@ def edit(
     if wish == ScheduleRequest():
         raise UserError("there is nothing to change", do="Add at least one option; see --help")
     with _store() as store:
-        if not store.edit(edit_schedule(_the(store, name), wish, utc_now(), _run_id)):
+        if not store.edit(edit_schedule(_the(store, name), wish, datetime.now(UTC), _run_id)):
             raise UserError("another command has just changed it", where=name, do="Try again")
         _notify(store, _the(store, name), as_json=as_json)
 
@@ -262,7 +261,7 @@ def _show(store: ScheduleStore, schedule: Schedule) -> None:
 
 
 def _show_next(schedules: Sequence[Schedule], number: int, *, as_json: bool) -> None:
-    now = utc_now()
+    now = datetime.now(UTC)
     found = sorted((due, s.name, s.tz) for s in schedules for due in islice(s.due(now), number))
     found = found[:number]
     if as_json:
@@ -342,7 +341,7 @@ def _moment(schedule: Schedule, seconds: float) -> str:
 
 
 def _next(schedule: Schedule) -> str:
-    due = next(schedule.due(utc_now()), None)
+    due = next(schedule.due(datetime.now(UTC)), None)
     return format_moment(due) if due else _OVER
 
 
@@ -379,7 +378,7 @@ def _pending(store: ScheduleStore, schedule: Schedule, firing: Firing) -> str:
 
 def _schedule_as_json(store: ScheduleStore, schedule: Schedule) -> dict[str, Any]:
     """Return a schedule as JSON, with its last claimed due time and the outcome."""
-    due = next(schedule.due(utc_now()), None)
+    due = next(schedule.due(datetime.now(UTC)), None)
     last = store.history(schedule.id, 1)
     return {
         "name": schedule.name,

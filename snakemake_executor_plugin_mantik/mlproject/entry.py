@@ -334,7 +334,6 @@ class ProjectEnvironment:
     """An environment of an MLproject file.
 
     Attributes:
-        key: its key.
         value: the path of its file in the project's folder, or the name of the image.
         more: further keys of `docker_env`, which are not used here.
     """

@@ -91,6 +91,8 @@ def _python_env_mistake(project: Project, workdir: Path) -> str | None:
 _BLOCKED = ("R_LIBS", "PYTHONPATH", "PERLLIB", "PERL5LIB")
 """Variables that Snakemake unsets for a command in a conda environment (snakemake/shell.py)."""
 
+_SUFFIXES = [".yaml", ".yml"]
+
 _IN_IMAGE = "/conda-envs"
 """Directory of conda environments in an image of `containerized:` (snakemake/deployment)."""
 
@@ -144,12 +146,9 @@ def _conda(job: Job, own: RuleEnvironment) -> tuple[CondaFile | str, tuple[Uploa
             where=f"rule {job.rule.name}",
             do="Correct the path in conda:, which is relative to the Snakefile",
         )
-    script = _beside(job, spec.file, ".post-deploy.sh")
-    pins = {
-        platform: pin
-        for platform in MACHINES
-        if (pin := _beside(job, spec.file, f".{platform}.pin.txt")) is not None
-    }
+    script = _read(job, spec.file.replace_suffix(_SUFFIXES, ".post-deploy.sh"))
+    found = {p: spec.file.replace_suffix(_SUFFIXES, f".{p}.pin.txt") for p in MACHINES}
+    pins = {p: pin for p, file in found.items() if (pin := _read(job, file)) is not None}
     if own.container and job.is_containerized:
         # Snakemake names environments in the image by contents, for the platform of the image.
         parts = (script, pins.get("linux-64"), content)
@@ -161,13 +160,14 @@ def _conda(job: Job, own: RuleEnvironment) -> tuple[CondaFile | str, tuple[Uploa
     if script is not None:
         uploads["script"] = Upload(file_path(script, "post-deploy.sh"), content=script)
     parts_of = "\n".join([own.container or "", *(upload.path for upload in uploads.values())])
+    first = (script or b"").split(b"\n", 1)[0].decode(errors="replace")
     environment = CondaFile(
         label=label,
         place=hashlib.sha256(parts_of.encode()).hexdigest()[:16],
         file=uploads[""].path,
         pins={platform: uploads[platform].path for platform in pins},
         post_deploy=uploads["script"].path if script is not None else "",
-        interpreter=_interpreter(script or b""),
+        interpreter=first[2:].strip() if first.startswith("#!") else "sh",
     )
     return environment, tuple(uploads.values())
 
@@ -178,27 +178,17 @@ def deployment_files(at: SiteJob) -> tuple[list[SourceFile], Path | None]:
     sources: list[SourceFile] = []
     if isinstance(own.conda, CondaEnvFileSpec):
         suffixes = [".post-deploy.sh", *(f".{platform}.pin.txt" for platform in MACHINES)]
-        beside = [own.conda.file.replace_suffix([".yaml", ".yml"], suffix) for suffix in suffixes]
+        beside = [own.conda.file.replace_suffix(_SUFFIXES, suffix) for suffix in suffixes]
         exists = at.rule.workflow.sourcecache.exists
         sources = [own.conda.file, *(file for file in beside if file is not None and exists(file))]
     image = own.container and is_local_file(own.container) and parse_uri(own.container).uri_path
     return sources, Path(image) if image and os.path.exists(image) else None
 
 
-def _interpreter(script: bytes) -> str:
-    first = script.split(b"\n", 1)[0].decode(errors="replace")
-    return first[2:].strip() if first.startswith("#!") else "sh"
-
-
-def _beside(job: Job, file: Any, suffix: str) -> bytes | None:
-    """Read the file of the same name with another suffix; None if it does not exist."""
-    other = file.replace_suffix([".yaml", ".yml"], suffix)
-    return None if other is None else _read(job, other)
-
-
 def _read(job: Job, file: Any) -> bytes | None:
+    """Read a source; None if there is no such file."""
     cache = job.rule.workflow.sourcecache
-    if not cache.exists(file):
+    if file is None or not cache.exists(file):
         return None
     with cache.open(file, "rb") as opened:
         content: bytes = opened.read()

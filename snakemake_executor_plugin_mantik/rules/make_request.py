@@ -47,15 +47,10 @@ from .kinds.shell_command import (
     use_node_tmpdir,
     wrap_shell,
 )
-from .paths import path_rewriting
 from .paths.job_paths import JobPaths, command_text
+from .paths.path_rewriting import upload_named_files
 from .paths.storage import is_unstaged, may_stay
-from .paths.workflow_code import (
-    is_source_file,
-    read_snakefiles,
-    stable_paths,
-    upload_source_files,
-)
+from .paths.workflow_code import is_source_file, read_snakefiles, stable_paths
 from .resources import SITE_RESOURCE
 from .site_job import SiteJob
 from .units import job_display_name, job_identity, plain_path
@@ -185,10 +180,9 @@ def _thin(at: SiteJob, iteration: int | None) -> Payload:
         refuse_secret_code(at, payload, str(at.script.path))
         return payload
     text = shell_command(job, places, iteration)
-    text, uploads = upload_source_files(job, text, lambda: places.workspace)
-    text, beside = path_rewriting.upload_siblings(job, text, places, at.config)
+    text, uploads = upload_named_files(job, text, places, at.config)
     text, shell = use_node_tmpdir(text, shell)
-    payload = Payload(text, shell, (*uploads, *beside))
+    payload = Payload(text, shell, uploads)
     refuse_secret_code(at, payload)
     return payload
 

@@ -81,15 +81,16 @@ _RUN_ID: Final = "MANTIK_RUN_ID"
 _FOREIGN: Final = ("SNAKEMAKE_", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_", _RUN_ID)
 """Prefixes of variables that were set for other purposes and would change the run."""
 
-_INTERRUPTED: Final = 130
+INTERRUPTED: Final = 130
+"""The exit code of a run that was cancelled."""
 
 # For the processes that start and query a controller
 
 
-def start_controller(directory: RunDirectory, environ: Mapping[str, str] | None = None) -> bool:
+def start_controller(directory: RunDirectory) -> bool:
     """Start the controller of a run; return False if the run's lock is held.
 
-    Credentials come from `environ`, by default this process's environment.
+    Credentials come from this process's environment.
 
     Raises:
         MantikError: the run's request cannot be read, its lock file cannot be opened, or no process
@@ -107,9 +108,7 @@ def start_controller(directory: RunDirectory, environ: Mapping[str, str] | None 
             # The shell ends at once, so this process has no child to wait for.
             subprocess.run(
                 ["/bin/sh", "-c", '"$@" &', "sh", *words], cwd=directory.path,
-                env=controller_environment(
-                    directory, os.environ if environ is None else environ
-                ),
+                env=controller_environment(directory, os.environ),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock.fileno()],
                 start_new_session=True, check=True,
             )  # fmt: skip
@@ -209,7 +208,7 @@ class _Controller:
             self._stopped = signal.SIGINT
         os.chdir(self._directory.workdir)
         try:
-            code = _INTERRUPTED if self._stopped else self._snakemake(self._words())
+            code = INTERRUPTED if self._stopped else self._snakemake(self._words())
         except MantikError as error:
             sys.stderr.write(f"{error}\n")
             code = 2
@@ -235,7 +234,7 @@ class _Controller:
 
     def _snakemake(self, words: list[str]) -> int:
         if self._stopped:
-            return _INTERRUPTED
+            return INTERRUPTED
         self._child = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[self._lock])
         if self._stopped:  # between the check above and the start
             self._child.send_signal(self._stopped)

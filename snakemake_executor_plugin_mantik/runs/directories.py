@@ -19,8 +19,7 @@ from ..config.reading import (
     KINDS,
     check_site_name,
     parse_backend_config,
-    read_config_named,
-    split_spec,
+    read_configs,
 )
 from ..journal import JOURNAL_FILE, TryRecord, TryState, read_history
 from ..mlproject.command_line import ContinueOptions
@@ -63,15 +62,28 @@ def make_runs_home(environ: Mapping[str, str] | None = None) -> Path:
     return found
 
 
-@dataclass(frozen=True)
 class RunDirectory:
-    """A run that was submitted from this machine, or is about to be: its directory."""
+    """A run that was submitted from this machine, or is about to be: its directory.
 
-    path: Path
+    Attributes:
+        request_file: what was requested, as `request` reads it.
+        log: the output of the controller and of Snakemake.
+        lock: locked by a controller and its Snakemake, or a command that ends or removes the run.
+        making: locked by the process that submits the run.
+        cancelled: exists if the user has asked to cancel the run since it was last started.
+        ended: exists when the workflow is over and no job of it is left at the site.
+        reported: exists when MLflow knows how the run ended.
+    """
 
-    @property
-    def request_file(self) -> Path:
-        return self.path / "request.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.request_file = path / "request.json"
+        self.log = path / "snakemake.log"
+        self.lock = path / "lock"
+        self.making = path / "making"
+        self.cancelled = path / "cancelled"
+        self.ended = path / "ended.json"
+        self.reported = path / "told"
 
     @cached_property
     def request(self) -> "RunRequest":
@@ -125,36 +137,6 @@ class RunDirectory:
         return not self.alive and self.end is None
 
     @property
-    def log(self) -> Path:
-        """The output of the controller and of Snakemake."""
-        return self.path / "snakemake.log"
-
-    @property
-    def lock(self) -> Path:
-        """Locked by a controller and its Snakemake, or a command that ends or removes the run."""
-        return self.path / "lock"
-
-    @property
-    def making(self) -> Path:
-        """Locked by the process that submits the run."""
-        return self.path / "making"
-
-    @property
-    def cancelled(self) -> Path:
-        """Exists if the user has asked to cancel the run since it was last started."""
-        return self.path / "cancelled"
-
-    @property
-    def ended(self) -> Path:
-        """Exists when the workflow is over and no job of it is left at the site."""
-        return self.path / "ended.json"
-
-    @property
-    def reported(self) -> Path:
-        """Exists when MLflow knows how the run ended."""
-        return self.path / "told"
-
-    @property
     def end(self) -> Mapping[str, Any] | None:
         """How the workflow ended: `exit_code` and `time`; None while it, or jobs, may be left."""
         with suppress(OSError, ValueError):
@@ -194,8 +176,6 @@ class RunRequest:
         account: the compute budget account; empty: none.
         tracking_uri: the MLflow store, without user and password.
         experiment_id, experiment: the experiment's id and name in that store.
-        name: the run's name.
-        tags: further tags of the run.
         again_of: the run that this one repeats; empty: none.
         created: seconds since the epoch.
         run_id: MLflow's id of the run; empty until MLflow has created it.
@@ -241,7 +221,11 @@ _MLFLOW: Final = frozenset(
 )
 """Keys that MLflow adds to the values for backends that build environments."""
 
-_OURS: Final = ("config", "site", "account", "extra", "wait")
+_OURS: Final[Mapping[str, tuple[type, str]]] = {
+    **dict.fromkeys(("config", "site", "account"), (str, "a text")),
+    "wait": (bool, "true or false"),
+    "extra": (Mapping, "a mapping"),
+}
 _SHOWN: Final = "backend config"
 
 
@@ -285,16 +269,9 @@ def config_of_file(spec: str, environ: Mapping[str, str]) -> ChosenConfig:
                 do="Pass it with --site [NAME=]FILE",
             )
         spec = named[0]
-    name, file = split_spec(spec)
-    wrong = [Mistake(file or spec, "", told)] if (told := check_site_name(name)) else []
-    try:
-        # The files that it names are checked in the snapshot, later.
-        loaded = read_config_named(name, file, Path(), project=None)
-    except ConfigError as error:
-        raise ConfigError([*wrong, *error.mistakes]) from None
-    if wrong:
-        raise ConfigError(wrong)
-    path = loaded.path
+    # The files that it names are checked in the snapshot, later.
+    [loaded] = read_configs([spec], Path(), check_files=False).values()
+    name, path = loaded.name, loaded.path
     return ChosenConfig(name, path.read_bytes(), path.suffix.lower(), loaded.config, str(path))
 
 
@@ -311,14 +288,11 @@ def config_of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> C
     """
     given = {name: value for name, value in values.items() if name not in _MLFLOW}
     ours = {name: given.pop(name) for name in _OURS if name in given}
-    wrong = []
-    for name in ("config", "site", "account"):
-        if not isinstance(ours.get(name, ""), str):
-            wrong.append(Mistake(_SHOWN, name, f"has to be a text, found {ours[name]!r}"))
-    if not isinstance(ours.get("wait", False), bool):
-        wrong.append(Mistake(_SHOWN, "wait", f"has to be true or false, found {ours['wait']!r}"))
-    if not isinstance(ours.get("extra", {}), Mapping):
-        wrong.append(Mistake(_SHOWN, "extra", f"has to be a mapping, found {ours['extra']!r}"))
+    wrong = [
+        Mistake(_SHOWN, name, f"has to be {_OURS[name][1]}, found {value!r}")
+        for name, value in ours.items()
+        if not isinstance(value, _OURS[name][0])
+    ]
     if "config" in ours and given:
         both = f"names a file, but keys of a config are given as well: {', '.join(map(str, given))}"
         wrong.append(Mistake(_SHOWN, "config", both))

@@ -101,8 +101,11 @@ def list_rows(wanted: RunFilter, say: Callable[[str], None]) -> list[RunRow]:
     away = remove_aborted()
     there = local_runs.list_local_runs()
     for each in there:
-        if (uri := each.request.tracking_uri) not in away:
-            _settle(each, away)
+        if (uri := each.request.tracking_uri) not in away and each.end is not None:
+            try:
+                settle_run(each)
+            except MantikError as error:
+                away[uri] = error
     uris = dict.fromkeys([tracking_uri(os.environ), *(h.request.tracking_uri for h in there)])
     stores = [uri for uri in uris if store_exists(uri)]
     found: list[RunRow] = []
@@ -134,14 +137,6 @@ def _see_that_it_is_there(experiment: str, uris: Sequence[str]) -> None:
             f"there is no experiment {experiment!r}", where="--experiment",
             do=f"Did you mean {near}?" if near else "Use one that MLflow shows",
         )  # fmt: skip
-
-
-def _settle(run: RunDirectory, away: dict[str, MantikError]) -> None:
-    if run.end is not None:
-        try:
-            settle_run(run)
-        except MantikError as error:
-            away[run.request.tracking_uri] = error
 
 
 def _in_store(

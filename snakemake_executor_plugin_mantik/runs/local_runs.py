@@ -68,9 +68,6 @@ def _directories() -> list[RunDirectory]:
     return [RunDirectory(path) for path in paths if not path.name.startswith(NEW_PREFIX)]
 
 
-_INTERRUPTED = 130
-
-
 def cancel_run(run: RunDirectory, say: Callable[[str], None]) -> None:
     """Cancel a run and wait until its site has confirmed it; MLflow is not asked.
 
@@ -107,7 +104,7 @@ def _without_controller(run: RunDirectory, say: Callable[[str], None]) -> None:
         )  # fmt: skip
     with lock:
         if (run.workdir / STATE / JOURNAL_FILE).exists():
-            _at_site(run, say)
+            _smk_mantik(run, say, "cancel", "--all")
         if run.has_left_tries:
             raise MantikError(
                 f"{run.request.site} did not confirm that the job was cancelled, or the job had"
@@ -115,12 +112,7 @@ def _without_controller(run: RunDirectory, say: Callable[[str], None]) -> None:
                 where=f"run {run.request.run_id}",
                 do=f"Try again, or: smk-mantik runs continue {run.request.run_id}",
             )
-        run.write_end(_INTERRUPTED)
-
-
-def _at_site(run: RunDirectory, say: Callable[[str], None]) -> None:
-    for line in _smk_mantik(run, "cancel", "--all"):
-        say(line)
+        run.write_end(controller.INTERRUPTED)
 
 
 def clean_run(run: RunDirectory, say: Callable[[str], None]) -> None:
@@ -130,8 +122,7 @@ def clean_run(run: RunDirectory, say: Callable[[str], None]) -> None:
         MantikError: files are, or may be, left at the site.
     """
     if (run.workdir / STATE / JOURNAL_FILE).exists():
-        for line in _smk_mantik(run, "clean", "--yes", "--force"):
-            say(line)
+        _smk_mantik(run, say, "clean", "--yes", "--force")
 
 
 def remove_run(run: RunDirectory) -> None:
@@ -164,8 +155,8 @@ def _not_over(run: RunDirectory, how: str) -> UserError:
     )  # fmt: skip
 
 
-def _smk_mantik(run: RunDirectory, *words: str) -> list[str]:
-    """Run `smk-mantik` in the workflow's directory and return the lines of its output.
+def _smk_mantik(run: RunDirectory, say: Callable[[str], None], *words: str) -> None:
+    """Run `smk-mantik` in the workflow's directory and write its output with `say`.
 
     Raises:
         MantikError: the command failed.
@@ -179,7 +170,8 @@ def _smk_mantik(run: RunDirectory, *words: str) -> list[str]:
     output = ended.stdout.strip()
     if ended.returncode != 0:
         raise MantikError(output.removeprefix("smk-mantik: "), where=f"run {run.request.run_id}")
-    return output.splitlines()
+    for line in output.splitlines():
+        say(line)
 
 
 _Write = Callable[[str], None]

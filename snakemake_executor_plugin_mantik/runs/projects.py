@@ -40,7 +40,6 @@ class TakenProject:
         uri: its origin: an absolute path, or a URL without password; `#sub` names a folder in it.
         folder: the snapshot.
         origin: the folder that was copied; None if the project is from git.
-        version: the version as requested.
         tags: MLflow tags that describe the version.
     """
 

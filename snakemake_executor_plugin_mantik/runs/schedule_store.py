@@ -7,7 +7,7 @@ one row at most. When a method returns, its write survives a power cut.
 import sqlite3
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import fields
 from datetime import date
 from pathlib import Path
@@ -307,11 +307,8 @@ def repeated_by(directory: Path, run_id: str) -> list[str]:
     """
     if not (directory / SCHEDULES_FILE).exists():
         return []
-    store = ScheduleStore(directory)
-    try:
+    with closing(ScheduleStore(directory)) as store:
         return [schedule.name for schedule in store.all() if schedule.run == run_id]
-    finally:
-        store.close()
 
 
 def _columns(schedule: Schedule) -> dict[str, Any]:

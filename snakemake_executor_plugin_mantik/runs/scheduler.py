@@ -20,11 +20,11 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from ..common.errors import MantikError
@@ -50,14 +50,8 @@ DUE: Final = "mantik.schedule.due"
 """Tags of the new runs: the schedule's name, and the due time."""
 
 
-class Resubmit(Protocol):
-    """Submits a run again; see `runs.rerun`."""
-
-    def __call__(
-        self, run_id: str, *, site: str, account: str, name: str, tags: Mapping[str, str], key: str
-    ) -> str:
-        """Return the new run's id; the same key always returns the same id."""
-        ...
+Resubmit = Callable[..., str]
+"""Submits a run again: `runs.rerun`."""
 
 
 def submit_firing(

@@ -360,11 +360,6 @@ def _site(spec: str) -> str:
     return f"{chosen.site}={chosen.source}"
 
 
-def utc_now() -> datetime:
-    """Return the current time in UTC."""
-    return datetime.now(UTC)
-
-
 def format_moment(moment: datetime) -> str:
     """Format a moment for users, with the time zone."""
     return f"{moment:%a %Y-%m-%d %H:%M %Z}"

@@ -4,7 +4,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,28 +138,21 @@ class RunStore:
 
     def run(self, run_id: str) -> Any:
         """Return a run; None if it does not exist or was deleted."""
-        try:
-            found = self.client.get_run(run_id)
-        except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return None
-            with self.mlflow_errors():
-                raise
-        return found if found.info.lifecycle_stage == "active" else None
+        with self.mlflow_errors():
+            found = _existing(lambda: self.client.get_run(run_id))
+        return found if found is not None and found.info.lifecycle_stage == "active" else None
 
-    def search(
-        self, condition: str, experiment: str = "", limit: int = 50, *, latest: bool = True
-    ) -> list[Any]:
-        """Return the runs that match a filter of MLflow, if `latest` the latest first."""
+    def search(self, condition: str, experiment: str = "", limit: int = 50) -> list[Any]:
+        """Return the runs that match a filter of MLflow, the latest first."""
         with self.mlflow_errors():
             if experiment:
                 found = self.client.get_experiment_by_name(experiment)
                 ids = [found.experiment_id] if found is not None else []
             else:
                 ids = [*self.experiments().values()]
-            order = ["attributes.start_time DESC"] if latest else None
             if not ids:
                 return []
+            order = ["attributes.start_time DESC"]
             return list(self.client.search_runs(ids, condition, max_results=limit, order_by=order))
 
     def experiments(self) -> dict[str, str]:
@@ -180,6 +173,16 @@ class RunStore:
         """Mark a run as deleted; `mlflow gc` removes it for good."""
         with self.mlflow_errors():
             self.client.delete_run(run_id)
+
+
+def _existing(ask: Callable[[], Any]) -> Any:
+    """Return what MLflow has; None if it does not exist."""
+    try:
+        return ask()
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
 
 
 def quote_filter(text: str) -> str:
@@ -214,9 +217,6 @@ class ModelVersion:
     """A version of a registered model.
 
     Attributes:
-        name: the registered model's name.
-        number: the version's number.
-        aliases: the version's aliases.
         new: whether this call registered it.
     """
 
@@ -249,17 +249,26 @@ def register_model(
     if why := _unfit(name):
         raise UserError(f"{name!r} cannot be a model's name: {why}", do="Use another name")
     logged = _chosen(store, run, model)
+    source = f"models:/{logged.model_id}"
     with store.mlflow_errors():
-        if is_new := _registered(store, name) is None:
+        if is_new := _existing(lambda: store.client.get_registered_model(name)) is None:
             store.client.create_registered_model(name)
-        elif (known := _again(store, name, logged)) is not None:
-            return known
-        elif not new_version:
-            raise _taken(store, name, run_id)
+        else:
+            versions = store.client.search_model_versions(f"name = {quote_filter(name)}")
+            for known in versions:
+                if known.source == source:  # MLflow reports a version's model there alone
+                    return _version(store, known)
+            if not new_version:
+                whose = ", ".join(sorted({str(v.run_id) for v in versions})) or "no run"
+                raise UserError(
+                    f"the name {name} is taken by a model of {whose}",
+                    where=f"run {run_id}",
+                    do="Register it as a further version with --new-version, or use another name",
+                )
         try:
             with only_store(store):
                 made = store.client.create_model_version(
-                    name, source=_source(logged), run_id=run_id, model_id=logged.model_id
+                    name, source=source, run_id=run_id, model_id=logged.model_id
                 )
         except BaseException:
             if is_new:
@@ -289,10 +298,8 @@ def versions_of_run(store: RunStore, run: Any) -> tuple[list[str], list[ModelVer
 
 
 def _versions(store: RunStore, run: Any) -> list[ModelVersion]:
-    return [
-        ModelVersion(v.name, str(v.version), _aliases(store, v.name, v.version))
-        for v in store.client.search_model_versions(f"run_id = {quote_filter(run.info.run_id)}")
-    ]
+    condition = f"run_id = {quote_filter(run.info.run_id)}"
+    return [_version(store, found) for found in store.client.search_model_versions(condition)]
 
 
 @contextmanager
@@ -304,26 +311,6 @@ def only_store(store: RunStore) -> Iterator[None]:
         yield
     finally:
         mlflow.set_tracking_uri(before)
-
-
-def _again(store: RunStore, name: str, logged: Any) -> ModelVersion | None:
-    """Return the version of a model under a name; None if there is none."""
-    versions = store.client.search_model_versions(f"name = {quote_filter(name)}")
-    # MLflow reports a version's model in its source alone.
-    for version in versions:
-        if version.source == _source(logged):
-            return ModelVersion(name, str(version.version), _aliases(store, name, version.version))
-    return None
-
-
-def _taken(store: RunStore, name: str, run_id: str) -> UserError:
-    versions = store.client.search_model_versions(f"name = {quote_filter(name)}")
-    whose = ", ".join(sorted({str(v.run_id) for v in versions})) or "no run"
-    return UserError(
-        f"the name {name} is taken by a model of {whose}",
-        where=f"run {run_id}",
-        do="Register it as a further version with --new-version, or use another name",
-    )
 
 
 def unregister_model(
@@ -376,22 +363,10 @@ def _unlink(store: RunStore, run: Any, gone: Sequence[ModelVersion]) -> None:
                 store.client.set_logged_model_tags(model.model_id, {_VERSIONS: json.dumps(left)})
 
 
-def _source(logged: Any) -> str:
-    return f"models:/{logged.model_id}"
-
-
-def _registered(store: RunStore, name: str) -> Any:
-    try:
-        return store.client.get_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        return None
-
-
-def _aliases(store: RunStore, name: str, version: object) -> tuple[str, ...]:
+def _version(store: RunStore, found: Any) -> ModelVersion:
+    name, number = found.name, str(found.version)
     there = store.client.get_registered_model(name).aliases
-    return tuple(alias for alias, number in there.items() if str(number) == str(version))
+    return ModelVersion(name, number, tuple(a for a, held in there.items() if str(held) == number))
 
 
 def _logged(store: RunStore, run: Any) -> list[Any]:

@@ -184,7 +184,11 @@ def submit_run(asked: SubmitRequest) -> str:
             site, config, source = before.site, before.config, before.config_source
         else:
             site, source = asked.chosen.site, asked.chosen.source
-            config = str(_written(stage, asked.chosen).relative_to(stage.path))
+            copy = stage.config(site, asked.chosen.suffix)
+            with _writing(stage):
+                copy.parent.mkdir()
+                copy.write_bytes(asked.chosen.content)
+            config = str(copy.relative_to(stage.path))
         point = _entry(taken.folder, before.entry_point)
         parameters, extra = asked.parameters, asked.extra
         if point is not None and point.script:  # it declares no parameters and accepts any
@@ -250,14 +254,6 @@ def _staging() -> Iterator[RunDirectory]:
             shutil.rmtree(stage.path, ignore_errors=True)  # unless it has become a run
 
 
-def _written(stage: RunDirectory, chosen: ChosenConfig) -> Path:
-    config = stage.config(chosen.site, chosen.suffix)
-    with _writing(stage):
-        config.parent.mkdir(exist_ok=True)
-        config.write_bytes(chosen.content)
-    return config
-
-
 @contextmanager
 def _writing(directory: RunDirectory) -> Iterator[None]:
     try:
@@ -282,12 +278,6 @@ def _paths(point: EntryPoint | None) -> set[str]:
     return {p.name for p in point.parameters.values() if p.type == "path"} if point else set()
 
 
-def _account(name: str) -> Iterator[Mistake]:
-    if name and not is_single_word(name):
-        may_not = "may hold no blanks, quotes, backslashes, # or control characters"
-        yield Mistake("--account", "", f"{may_not}, found {name!r}")
-
-
 def _kept(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the tags of a run that describe its project; other tags were for that run alone."""
     return {n: v for n, v in tags.items() if n.startswith(("mlflow.source.", "mantik.git."))}
@@ -299,9 +289,8 @@ def _of_key(uri: str, key: str) -> str:
     Start its controller if that is gone; end runs of this key that have no directory here.
     """
     store = RunStore(uri)
-    for run_id in (
-        str(run.info.run_id) for run in store.search(f"tags.`{KEY}` = {quote_filter(key)}")
-    ):
+    for run in store.search(f"tags.`{KEY}` = {quote_filter(key)}"):
+        run_id = str(run.info.run_id)
         directory = RunDirectory(runs_home() / run_id)
         if directory.request_file.exists():
             if directory.gone:
@@ -315,7 +304,10 @@ def _submitted(
     stage: RunDirectory, request: RunRequest, point: EntryPoint | None, gone: Mapping[str, Mistake]
 ) -> str:
     there = {name: "/" if name in gone else value for name, value in request.values.items()}
-    wrong = [*gone.values(), *_account(request.account)]
+    wrong = [*gone.values()]
+    if request.account and not is_single_word(request.account):
+        may_not = "may hold no blanks, quotes, backslashes, # or control characters"
+        wrong.append(Mistake("--account", "", f"{may_not}, found {request.account!r}"))
     try:
         _check(stage, replace(request, values=there))
     except UserError as error:
@@ -393,10 +385,7 @@ def _check(stage: RunDirectory, request: RunRequest) -> None:
         output = ended.stderr.replace(config, request.config_source or "backend config")
         output = output.replace(str(workdir), request.uri)
         raise _ToldError(output.removeprefix("smk-mantik: ").strip())
-    configs = read_configs([site], workdir)
-    if not configs:
-        raise ConfigError([Mistake(site, "", "is no backend config")])
-    find_site_credentials(configs, workdir)
+    find_site_credentials(read_configs([site], workdir), workdir)
 
 
 class _ToldError(UserError):

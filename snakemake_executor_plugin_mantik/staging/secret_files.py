@@ -371,21 +371,7 @@ A `secret` or `more` has to look random, so that an example as `ghp_xxxx…` is 
 _FEWEST: Final = 8
 """How many different characters a random secret has at least."""
 
-_SETTINGS: Final = frozenset(
-    [
-        ".yaml",
-        ".yml",
-        ".json",
-        ".toml",
-        ".ini",
-        ".cfg",
-        ".conf",
-        ".config",
-        ".env",
-        ".properties",
-        ".txt",
-    ]
-)
+_SETTINGS: Final = re.compile(r"\.(ya?ml|json|toml|ini|cfg|conf(ig)?|env|properties|txt)")
 """Endings of files of settings. In code and data, `password = "…"` is mostly an example."""
 
 _WORDS: Final = (b"pass", b"secret", b"token", b"key", b"credential")
@@ -437,7 +423,7 @@ def find_secret(path: str) -> str:
             return what
     name = PurePath(path)
     kind = name.suffix.lower() or name.name.lower()
-    return _find_setting(content[:_BEGINNING], kind) if kind in _SETTINGS else ""
+    return _find_setting(content[:_BEGINNING], kind) if _SETTINGS.fullmatch(kind) else ""
 
 
 def _occurs(pattern: re.Pattern[bytes], content: bytes) -> bool:

@@ -298,7 +298,7 @@ class SourceFiles:
 
 
 def list_candidates(
-    workdir: Path, exclude: Matching, products: Container[str], include: Matching = NOTHING
+    workdir: Path, exclude: Matching, products: Container[str], include: Matching
 ) -> Iterator[tuple[str, int]]:
     """Yield all files that are sources whatever their size, with their sizes in bytes.
 

@@ -267,7 +267,7 @@ def test_a_job_that_may_run_is_no_end(run: RunDirectory, monkeypatch: pytest.Mon
     controller.wait_for_controller(run)
     assert run.end is None, run.log.read_text()
     # The site does not confirm it.
-    monkeypatch.setattr(local_runs, "_at_site", lambda *_: None)
+    monkeypatch.setattr(local_runs, "_smk_mantik", lambda *_: None)
 
     with pytest.raises(MantikError, match="did not confirm"):
         cancel_run(run, pytest.fail)

@@ -476,7 +476,19 @@ def _program(
     for member in members:
         teams.setdefault(member.pipe_group or member, []).append(member)
     team_of = {member: n for n, team in enumerate(teams.values()) for member in team}
-    limits = _limits(teams.values(), numbers, wanted)
+
+    def takes(team: Sequence[Job], name: str) -> int:
+        amounts = [wanted.of_members[numbers[member]].get(name) for member in team]
+        return sum(amount for amount in amounts if isinstance(amount, int))
+
+    # Its CPUs, and those of its resources that all teams together would exceed.
+    limits = {"_cores": wanted.threads} | {
+        name: limit
+        for name, limit in wanted.resources.items()
+        if isinstance(limit, int)
+        and name not in (*ADDED, "nodes")
+        and sum(takes(team, name) for team in teams.values()) > limit
+    }
     settings = group.dag.workflow.execution_settings
     return GroupProgram(
         members=[
@@ -488,7 +500,7 @@ def _program(
                 tuple(sorted({numbers[dep] for member in team
                               for dep in group.dag.dependencies[member]
                               if dep in numbers and dep not in team})),
-                tuple(_takes(team, numbers, wanted, name) for name in limits),
+                tuple(takes(team, name) for name in limits),
             )
             for team in teams.values()
         ],
@@ -527,21 +539,3 @@ def _member(
         measured=measured,
         benchmark=part.benchmark.file if part.benchmark else "",
     )
-
-
-def _limits(
-    teams: Iterable[Sequence[Job]], numbers: Mapping[Job, int], wanted: Asked
-) -> dict[str, int]:
-    """Return the group's CPUs, and its resources that all teams together would exceed."""
-    return {"_cores": wanted.threads} | {
-        name: limit
-        for name, limit in wanted.resources.items()
-        if isinstance(limit, int)
-        and name not in (*ADDED, "nodes")
-        and sum(_takes(team, numbers, wanted, name) for team in teams) > limit
-    }
-
-
-def _takes(team: Sequence[Job], numbers: Mapping[Job, int], wanted: Asked, name: str) -> int:
-    amounts = [wanted.of_members[numbers[member]].get(name) for member in team]
-    return sum(amount for amount in amounts if isinstance(amount, int))

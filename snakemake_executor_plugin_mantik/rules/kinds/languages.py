@@ -68,6 +68,12 @@ def syntax_mistake(text: str) -> str | None:
 RUNNER = Path(mantik_script.__file__)
 """The file that builds the object from the data."""
 
+_GIVEN = (
+    "input", "output", "wildcards", "threads", "resources", "log", "config", "rule",
+    "bench_iteration", "_params_store", "_params_types",
+)  # fmt: skip
+"""Attributes of the object; of tables and arrays it has plain values, and notes their types."""
+
 _NUMBERS = (bool, int, float, complex, str)
 _PROTOCOL = 4
 """The latest protocol of Python 3.7."""
@@ -108,20 +114,7 @@ def encode_object(job: Snakemake) -> str:
     Raises:
         UserError: a value cannot be pickled.
     """
-    values = {
-        "input": job.input,
-        "output": job.output,
-        "wildcards": job.wildcards,
-        "threads": job.threads,
-        "resources": job.resources,
-        "log": job.log,
-        "config": job.config,
-        "rule": job.rule,
-        "bench_iteration": job.bench_iteration,
-        # Snakemake converts tables and arrays to plain values, and notes their types.
-        "params": job._params_store,
-        "params_types": job._params_types,
-    }
+    values = {name: getattr(job, name) for name in _GIVEN}
     buffer = BytesIO()
     try:
         _Pickler(buffer, _PROTOCOL).dump(values)
@@ -156,7 +149,6 @@ class ScriptContext:
     """A script, and the data of its job that it gets.
 
     Attributes:
-        file: the script.
         place: the script's own path as the script sees it: absolute with marks, or a URL.
         arguments: arguments of Snakemake's classes for scripts.
         snakemake: the object that Snakemake would pass to the script.

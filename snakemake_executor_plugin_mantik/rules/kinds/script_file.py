@@ -13,8 +13,10 @@ from snakemake.script import get_source
 from snakemake.sourcecache import LocalSourceFile
 
 from ...common.errors import UserError
+from ...config.exclude import Include
+from ...config.model import BackendConfig
 from ...jobs.paths import file_path
-from ...staging.secret_files import NOTHING, Matching, Withheld
+from ...staging.secret_files import Withheld
 from ...staging.sources import FILE_BYTES, MIB
 from .. import Job
 from ..context import report_withheld
@@ -27,7 +29,6 @@ class ScriptFile:
 
     Attributes:
         name: base name of its file.
-        text: its text.
         language: Snakemake's name of the language, `jupyter_…` for a notebook, None if unknown.
         directory: its directory on this machine, or that of its copy in Snakemake's cache.
         inside: its directory relative to the working directory, if it is uploaded with the sources.
@@ -66,23 +67,23 @@ class ScriptFile:
             return []
         return sorted(_snakemake_imports(text, self.directory))
 
-    def beside(self, total_limit: int, include: Matching = NOTHING) -> Iterator[tuple[str, Path]]:
+    def beside(self, config: BackendConfig) -> Iterator[tuple[str, Path]]:
         """Yield paths in the workspace and local paths of files beside a script from elsewhere.
 
         These are the files of the script's directory, and for Python the packages that it imports,
         each file up to `FILE_BYTES`. Hidden files are left out, and files that seem to contain a
-        secret unless `include` matches them. A script in the working directory yields none.
+        secret unless `Site: Include` matches them. A script in the working directory yields none.
 
         Raises:
-            UserError: the sum of sizes exceeds `total_limit` bytes.
+            UserError: they are larger together than `Site: ProjectFilesLimit`.
         """
         if self.inside is not None:
             return
         paths = sorted(path for path in self.directory.iterdir() if path.is_file())
         if self.language in ("python", "jupyter_python"):
             paths += imported_siblings(self.text, self.directory)
-        total = 0
-        withheld = Withheld(self.directory, include)
+        total, limit = 0, config.site.project_files_limit_bytes
+        withheld = Withheld(self.directory, Include(config.site.include))
         for path in dict.fromkeys(paths):
             status, name = path.stat(), path.relative_to(self.directory).as_posix()
             if path.name.startswith(".") or status.st_size > FILE_BYTES:
@@ -90,9 +91,9 @@ class ScriptFile:
             if name != self.name and withheld.why(name, status):
                 continue
             total += status.st_size
-            if total > total_limit:
+            if total > limit:
                 raise UserError(
-                    f"the files beside the script have more than {total_limit / MIB:.1f} MiB, and"
+                    f"the files beside the script have more than {limit / MIB:.1f} MiB, and"
                     " it may read any of them",
                     where=str(self.directory),
                     do="Move the script to a directory of its own, or into the working directory",

@@ -10,14 +10,12 @@ from snakemake.sourcecache import LocalSourceFile
 from snakemake_interface_common.exceptions import WorkflowError
 
 from ...common.errors import UserError, one_line
-from ...config.exclude import Include
 from ...config.model import BackendConfig
 from ...engine.request import Upload
 from ...jobs.paths import WORK, script_path
 from .. import Job
-from ..paths import path_rewriting, workflow_code
 from ..paths.job_paths import JobPaths
-from ..paths.path_rewriting import rewrite_paths
+from ..paths.path_rewriting import rewrite_paths, upload_named_files
 from ..site_job import SiteJob
 from .languages import (
     CWD,
@@ -114,11 +112,7 @@ def _written(job: Job) -> str:
 
 
 def script_command(
-    job: Job,
-    file: ScriptFile,
-    places: JobPaths,
-    iteration: int | None,
-    config: BackendConfig,
+    job: Job, file: ScriptFile, places: JobPaths, iteration: int | None, config: BackendConfig
 ) -> tuple[str, tuple[Upload, ...]]:
     """Return the text that runs a script or notebook, and the files that it needs.
 
@@ -129,8 +123,7 @@ def script_command(
         UserError: a value cannot be passed to the script, or a limit is exceeded.
     """
     context = _script_context(job, file, places, iteration, config)
-    found = file.beside(config.site.project_files_limit_bytes, Include(config.site.include))
-    beside = [*context.uploads, *(Upload(path, local) for path, local in found)]
+    beside = [*context.uploads, *(Upload(path, local) for path, local in file.beside(config))]
     if file.language == "python":
         content = file.text.encode()
         source = Upload(script_path(content, file.name), content=content)
@@ -176,9 +169,8 @@ def _script_context(
     uploads: list[Upload] = []
 
     def there(text: str) -> str:
-        text, cached = workflow_code.upload_source_files(job, text, lambda: places.workspace)
-        text, named = path_rewriting.upload_siblings(job, text, places, config)
-        uploads.extend((*cached, *named))
+        text, named = upload_named_files(job, text, places, config)
+        uploads.extend(named)
         return text
 
     here = rewrite_paths(job, places)

@@ -155,19 +155,12 @@ class ReportHref:
 class Snakemake:
     """The job as a script sees it."""
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def __init__(self, values: dict[str, Any], scriptdir: str) -> None:
-        self.input: Namedlist = values["input"]
-        self.output: Namedlist = values["output"]
-        self.wildcards: Namedlist = values["wildcards"]
-        self.threads: int = values["threads"]
-        self.resources: Namedlist = values["resources"]
-        self.log: Namedlist = values["log"]
-        self.config: dict[str, Any] = values["config"]
-        self.rule: str = values["rule"]
-        self.bench_iteration: int | None = values["bench_iteration"]
-        self.scriptdir = scriptdir
-        self._params_store: Namedlist = values["params"]
-        self._params_types: dict[int, str] = values["params_types"]
+        self.__dict__.update(values, scriptdir=scriptdir)
 
     @property
     def params(self) -> Namedlist:

@@ -25,7 +25,6 @@ from snakemake.sourcecache import LocalSourceFile
 from snakemake_interface_common.exceptions import WorkflowError
 
 from ...common.errors import UserError
-from ...config.exclude import Include
 from ...config.model import BackendConfig
 from ...engine.request import Upload
 from ...jobs.paths import OURS, local_path
@@ -43,7 +42,7 @@ from .job_paths import (
     map_texts,
     plain_params,
 )
-from .workflow_code import is_source_file
+from .workflow_code import is_source_file, upload_source_files
 
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/var")
 """Directories that each site has of its own. A text that names other files there means the site's.
@@ -265,19 +264,19 @@ _BELOW = r"(?:/[^\s'\"`$;|&<>()*?\[{]*)?"
 """Pattern of the text behind a Snakefile's directory, up to the end of the word or a glob in it."""
 
 
-def upload_siblings(
+def upload_named_files(
     job: Job, text: str, places: JobPaths, config: BackendConfig
 ) -> tuple[str, tuple[Upload, ...]]:
-    """Rewrite the paths of files beside Snakefiles in a command, and return the files to upload.
+    """Rewrite the paths of source files, and of files beside Snakefiles, and return these files.
 
     Snakefiles in the working directory do not count. In `text`, the command, the job's own paths
     are mapped already. Limits, and for whole directories the Exclude patterns, are those of
     `config`.
 
     Raises:
-        UserError: the files are too large together.
+        UserError: the files are too large together, or `upload_source_files` raises.
     """
-    uploads: dict[str, Upload] = {}
+    text, uploads = upload_source_files(job, text, places)
 
     def taken(match: re.Match[str]) -> str:
         path = os.path.normpath(match[0])
@@ -310,5 +309,4 @@ def _with_surroundings(path: Path, places: JobPaths, config: BackendConfig) -> l
     python = path.suffix == ".py"
     text = path.read_text(errors="replace") if python else ""
     script = ScriptFile(path.name, text, "python" if python else None, path.parent, None, None)
-    limit, include = config.site.project_files_limit_bytes, Include(config.site.include)
-    return [path, *(beside for _, beside in script.beside(limit, include))]
+    return [path, *(beside for _, beside in script.beside(config))]

@@ -10,7 +10,7 @@ a module on GitHub) are fetched on this machine and go into the source cache of 
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ...engine.request import Upload
 from ...jobs.paths import FILES_DIRECTORY, file_path
 from .. import Job
 from ..context import select_small_files
+from .job_paths import JobPaths
 
 ELSEWHERE = f"{FILES_DIRECTORY}/elsewhere"
 """Directory of local files from outside the working directory, each under its whole path."""
@@ -214,15 +215,11 @@ def is_source_file(path: Any) -> bool:
     return bool(is_flagged(path, "sourcecache_entry"))
 
 
-def upload_source_files(
-    job: Job, text: str, workspace: Callable[[], str]
-) -> tuple[str, tuple[Upload, ...]]:
-    """Rewrite the paths of source files in a command (`text`), and return the files to upload.
+def upload_source_files(job: Job, text: str, places: JobPaths) -> tuple[str, dict[str, Upload]]:
+    """Rewrite the paths of source files in a command (`text`); return the files to upload by path.
 
     Snakemake copies files of `workflow.source_path()` into a cache, which exists on this machine
     only and has another name in each run, and gives a rule the copy's path.
-
-    `workspace`, called only if needed, returns its absolute path without a trailing slash.
 
     Raises:
         UserError: the command names a path in Snakemake's cache that is not a file.
@@ -240,7 +237,7 @@ def upload_source_files(
             if copy in text or quoted in text:
                 place = file_path(Path(copy).read_bytes(), os.path.basename(copy))
                 uploads[place] = Upload(place, local=Path(copy))
-                there = f"{workspace()}/{place}"
+                there = f"{places.workspace}/{place}"
                 if quoted != copy:
                     text = text.replace(quoted, shlex.quote(there))
                 text = text.replace(copy, there)
@@ -252,7 +249,7 @@ def upload_source_files(
                 do="Pass each file to workflow.source_path() by itself. Use {input:q} or"
                 " {params.NAME:q} if its path contains a blank or a quote",
             )
-    return text, tuple(uploads.values())
+    return text, uploads
 
 
 def stable_paths(job: Job, text: str) -> str:

@@ -109,10 +109,6 @@ class CheckedWorkflow:
         return self.context.workdir
 
     @property
-    def configs(self) -> Mapping[str, LoadedConfig]:
-        return self.context.sites
-
-    @property
     def state(self) -> Path:
         """The executor's local directory, which may not exist yet."""
         return Path(self.workflow.persistence.path) / STATE_DIRECTORY
@@ -129,8 +125,8 @@ class CheckedWorkflow:
         for member in unit.members:
             resources.job_retry_reasons(member.job)
             tracking_request(member.job)
-            if DeploymentMethod.CONDA not in self.workflow.deployment_settings.deployment_method:
-                deployment.drop_unrequested(member.job)
+        if DeploymentMethod.CONDA not in self.workflow.deployment_settings.deployment_method:
+            deployment.drop_unrequested(unit.job)
         unit.continuation  # noqa: B018 - reading checks it
 
     def request(self, unit: Unit, secrets: Mapping[str, str]) -> JobRequest:

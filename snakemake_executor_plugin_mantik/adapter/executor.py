@@ -76,8 +76,10 @@ class SiteExecutor(RemoteExecutor):
         units = (self.dag.get_job_group(job) or job for job in self.dag.needrun_jobs())
         if any(not unit.is_local for unit in units):
             self._start()
-        else:
-            self._check_local()
+        elif uses_provider(self.workflow):
+            context = RuleContext({}, Path.cwd())
+            with self._refusing():
+                OBSTACLES.refuse(Unit(job, context) for job in self.dag.needrun_jobs())
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -102,14 +104,6 @@ class SiteExecutor(RemoteExecutor):
 
     def _used_sites(self) -> list[str]:
         return list(self._run.checked.used) if self._run is not None else []
-
-    def _check_local(self) -> None:
-        """Check the jobs of a run in which none runs at a site."""
-        if not uses_provider(self.workflow):
-            return
-        context = RuleContext({}, Path.cwd())
-        with self._refusing():
-            OBSTACLES.refuse(Unit(job, context) for job in self.dag.needrun_jobs())
 
     def _start(self) -> ActiveRun:
         def count() -> Mapping[str, int]:

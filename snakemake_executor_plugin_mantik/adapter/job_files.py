@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from snakemake.benchmark import BenchmarkRecord, write_benchmark_records
+from snakemake.exceptions import CacheMissException
+from snakemake.io import is_flagged
 from snakemake.sourcecache import LocalSourceFile
 from snakemake_interface_common.exceptions import WorkflowError
 
@@ -34,8 +36,6 @@ from ..storage.paths import home_of, storable_path, uses_provider
 
 async def prepare_files(workflow: Any, job: Job) -> None:
     """Do what `job.prepare` does for a local job. Snakemake skips it for a remote one."""
-    from snakemake.io import is_flagged
-
     if job.is_group():
         for member in list_members(job):
             await prepare_files(workflow, member)
@@ -94,8 +94,6 @@ async def fetch_cached(workflow: Any, job: Job) -> bool:
     Raises:
         WorkflowError: the cache cannot be read.
     """
-    from snakemake.exceptions import CacheMissException
-
     if job.is_group() or not is_cached(workflow, job):
         return False
     try:

@@ -107,15 +107,14 @@ def plan_workflow(
     for warning in warnings:
         logger.warning(warning)
     alone, stops = forecast_ahead(checked, units)
+    listed = chosen if list_sources else {}
     return JobPlan(
         jobs,
         totals,
         sources,
-        project_file_sizes={site: _sizes(checked.workdir, c.paths) for site, c in chosen.items()}
-        if list_sources
-        else {},
-        left_out={site: dict(c.left_out) for site, c in chosen.items()} if list_sources else {},
-        here=sum(bool(unit.is_local and _runs(unit)) for unit in units),
+        project_file_sizes={site: _sizes(checked.workdir, c.paths) for site, c in listed.items()},
+        left_out={site: dict(c.left_out) for site, c in listed.items()},
+        here=sum(u.is_local and not all(m.rule.norun for m in list_members(u)) for u in units),
         more=any(job.is_checkpoint for job in dag.needrun_jobs()),
         alone=alone,
         stops=stops,
@@ -174,10 +173,6 @@ def _written(names: Collection[str]) -> Iterator[str]:
         size = name.removesuffix("_mib")
         if f"{size}_mb" not in names:
             yield name
-
-
-def _runs(unit: Job) -> bool:
-    return any(not member.rule.norun for member in list_members(unit))
 
 
 def _outputs(unit: Job) -> Iterator[object]:

@@ -186,7 +186,7 @@ class ActiveRun:
 
     def missed(self, job: Any, outcome: Outcome) -> str:
         """Return advice about files that a failed job names, that are here and not at its site."""
-        config = self.checked.configs.get(outcome.site)
+        config = self.checked.context.sites.get(outcome.site)
         if config is None or not outcome.try_id:
             return ""
         members = list_members(job)
@@ -229,9 +229,9 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
     """
     checked = check_workflow(workflow, dag, workflow.executor_settings, logger)
     preflight.refuse_mistakes(checked.mistakes)
-    workdir, configs, planners = checked.workdir, checked.configs, checked.planners
+    workdir, configs, planners = checked.workdir, checked.context.sites, checked.planners
     units, used, options = checked.known, checked.used, checked.options
-    credentials = find_site_credentials(checked.configs, checked.workdir)
+    credentials = find_site_credentials(checked.context.sites, checked.workdir)
     _report_expiry(checked, credentials, logger)
     shared = any(loaded.config.site.sharing == "group" for loaded in configs.values())
     journal = Journal(checked.state, shared=shared)
@@ -314,10 +314,10 @@ def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:
     Raises:
         MantikError: credentials are missing, a site cannot be used, or it does not answer in time.
     """
-    credentials = find_site_credentials(checked.configs, checked.workdir)
+    credentials = find_site_credentials(checked.context.sites, checked.workdir)
     # No run has a workspace of this name. Limits do not depend on it.
     name = workspace_name(checked.workdir, "check")
-    sites = make_sites(checked.configs, credentials, checked.planners, name)
+    sites = make_sites(checked.context.sites, credentials, checked.planners, name)
 
     async def ask(site: Site) -> SiteFacts:
         try:
@@ -340,7 +340,7 @@ def _report_expiry(checked: CheckedWorkflow, credentials: Mapping[str, Any], log
         expiry = credentials[name].expires_at()
         if expiry is None:
             continue
-        walltimes = [checked.configs[name].config.resources.runtime_s or 0]
+        walltimes = [checked.context.sites[name].config.resources.runtime_s or 0]
         runtimes = [str(at.given.get("runtime", "")) for at in members if at.site == name]
         walltimes += [int(minutes) * 60 for minutes in runtimes if minutes.isdigit()]
         left = expiry - time.time()
@@ -361,7 +361,7 @@ def collect_sources(
     Raises:
         UserError: the files exceed the site's limits.
     """
-    config = checked.configs[name].config
+    config = checked.context.sites[name].config
     brought = list_brought(checked.workdir, read_undeclared(checked.state))
     chosen = sources.SourceFiles(
         checked.workdir, Exclude(config.exclude), made | brought, Include(config.site.include)

@@ -218,7 +218,8 @@ rule {rule}:
 def default_result(function: Function, arguments: Mapping[str, Any]) -> str:
     """Return the path of a call's result: one for the same function with the same arguments."""
     identity = repr((str(function), sorted(arguments.items())))
-    return f"{RESULTS}/{function.module}.{function.name}-{_digest(identity)}.json"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    return f"{RESULTS}/{function.module}.{function.name}-{digest}.json"
 
 
 def write_call(
@@ -260,7 +261,3 @@ def write_call(
     if not target.exists() or target.read_bytes() != code:  # a newer script would run again
         target.write_bytes(code)
     return snakefile
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]

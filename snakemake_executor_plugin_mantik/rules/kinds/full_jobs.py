@@ -57,17 +57,15 @@ _COPIES: Final = f"{OURS}/storage"
 
 _PLAIN: Final = re.compile(r"[\w./+-]+")
 
-_END: Final = "MANTIK_JOB"
-
 _COMMAND: Final = """\
 mantik_python=$(command -v python3 || command -v python || command -v {venv}/bin/python) || {{
   echo {lack} >&2
   printf 'step=own\\n' >> "${{MANTIK_STATE:-/dev/null}}"
   exit {unfit}
 }}
-"$mantik_python" {program} <<'{end}'
+"$mantik_python" {program} <<'MANTIK_JOB'
 {order}
-{end}
+MANTIK_JOB
 """
 
 
@@ -125,7 +123,6 @@ def full_job_command(at: SiteJob) -> tuple[str, tuple[Upload, ...], tuple[str, .
         lack=shlex.quote(f"{full_job.LACK} there is no Python at all. {_way_out(at.site)}."),
         unfit=full_job.UNFIT,
         program=place,
-        end=_END,
         order=json.dumps(order),
     )
     uploads = (Upload(place, content=program), *found.uploads.values())

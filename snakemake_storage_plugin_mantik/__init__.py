@@ -134,8 +134,8 @@ class StorageProvider(StorageProviderBase):
         as one in the directory of a checkpoint. Its own local path has to be another one:
         Snakemake takes a file for a local one if that is its name.
         """
-        if not os.path.exists(home_of(query)) or self.catalog.find(workspace_path(query)):
-            path = home_of(query)
+        path = home_of(query)
+        if not os.path.exists(path) or self.catalog.find(workspace_path(query)):
             return InvalidObject(
                 named,
                 f"it is made of the path of a rule's output or input, which is that of a local copy"
@@ -183,15 +183,12 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
         outdated copies itself, and lists each directory of a place at most once.
         """
         cache.exists_local.has_inventory.add(PREFIX)
-        if self._is_protected():
+        if os.path.exists(self.home) and not os.access(self.home, os.W_OK):
             cache.exists_local[str(self.local_path())] = True
 
     def get_inventory_parent(self) -> str | None:
         """Return the key of `inventory`, one for all files."""
         return PREFIX
-
-    def _is_protected(self) -> bool:
-        return os.path.exists(self.home) and not os.access(self.home, os.W_OK)
 
     def cleanup(self) -> None:
         """Do nothing: Snakemake itself removes the local copy."""
@@ -246,17 +243,14 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
     def retrieve_object(self) -> None:
         if self._is_home:
             return
-        target = self.local_path()
-        output = self._stored()
-        if output is not None and not output.here:
-            self.provider.catalog.bring(output, target)
-            return
-        self._link_here(anew=True)
+        if (output := self._stored()) is not None and not output.here:
+            self.provider.catalog.bring(output, self.local_path())
+        else:
+            self._link_here(anew=True)
 
     def store_object(self) -> None:
-        if self._is_home:
-            return
-        self.provider.catalog.store_here(self._path, self.local_path())
+        if not self._is_home:
+            self.provider.catalog.store_here(self._path, self.local_path())
 
     def remove(self) -> None:
         """Remove what a job has stored. A file of the user's own stays."""

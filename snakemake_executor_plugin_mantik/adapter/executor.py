@@ -37,7 +37,6 @@ from .progress_line import BottomLine, open_progress_line
 from .run_notices import RunNotices, describe_failures, sum_up_failures
 from .signals import DETACHED, FAILED_HERE, NO_SPACE, Interruption, is_disk_full
 from .startup import ActiveRun, Ending, start_run
-from .workflow_metadata import is_done
 
 _CHECK_S = 0.2
 """Seconds between two checks for jobs that the engine has finished. A check costs no request."""
@@ -386,7 +385,9 @@ class SiteExecutor(RemoteExecutor):
     def shutdown(self) -> None:
         super().shutdown()
         self._close_line()
-        how = self._ending or ("finished" if is_done(self.dag) else "failed")
+        how = self._ending or (
+            "failed" if any(True for _ in self.dag.needrun_jobs()) else "finished"
+        )
         words = {"finished": "succeeded", "killed": "cancelled"}.get(how, "failed")
         try:
             try:

@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,18 +19,15 @@ from ..views.picture import MAX_LISTED_JOBS
 
 def describe_workflow(workflow: Any) -> TrackedWorkflow:
     """Describe how the workflow was started."""
+    # The value of `--mantik-notify` may hold a secret.
+    secret = workflow.executor_settings.notify
+    words = [word.replace(secret, "…") if secret else word for word in sys.argv[1:]]
     return TrackedWorkflow(
         snakefile=str(workflow.main_snakefile),
-        command=("snakemake", *_without_secret(workflow, sys.argv[1:])),
+        command=("snakemake", *words),
         config=dict(workflow.config),
         version=snakemake.__version__,
     )
-
-
-def _without_secret(workflow: Any, arguments: Sequence[str]) -> list[str]:
-    """Return arguments without the value of `--mantik-notify`, which may hold a secret."""
-    given = workflow.executor_settings.notify
-    return [word.replace(given, "…") if given else word for word in arguments]
 
 
 def describe_run(
@@ -76,11 +73,6 @@ def describe_pipeline(dag: Any) -> dict[str, object]:
         ]
         found["edges"] = [(ids[a], ids[b]) for a, b in needs if a in ids]
     return found
-
-
-def is_done(dag: Any) -> bool:
-    """Return whether no job is left to run."""
-    return not any(True for _ in dag.needrun_jobs())
 
 
 @dataclass(frozen=True)

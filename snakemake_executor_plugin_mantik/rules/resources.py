@@ -90,16 +90,14 @@ def are_resources_known(job: Job) -> bool:
 
 
 def job_retry_reasons(job: Job) -> Collection[Reason]:
-    """Return the reasons of failure after which a job is retried, as far as it has retries."""
-    return parse_retry_reasons(job.resources.get(RETRY_RESOURCE))
+    """Return the reasons of failure after which a job is retried, as far as it has retries.
 
-
-def parse_retry_reasons(value: object) -> Collection[Reason]:
-    """Return the reasons in a value of `mantik_retry_on`; all if it is None or not known yet.
+    All, if `mantik_retry_on` is not set or not known yet.
 
     Raises:
-        UserError: the value is not a string, or names an unknown reason.
+        UserError: its value is not a string, or names an unknown reason.
     """
+    value = job.resources.get(RETRY_RESOURCE)
     if value is None or isinstance(value, TBDString):
         return FAILURES
     where = f"the resource {RETRY_RESOURCE}={value!r}"

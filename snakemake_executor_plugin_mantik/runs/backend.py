@@ -101,6 +101,7 @@ class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not type
         """
         try:
             chosen = config_of_values(backend_config, os.environ)
+            given = {"MLFLOW_TRACKING_URI": without_user(tracking_uri)}
             active = mlflow.active_run()
             tags = {"mlflow.parentRunId": active.info.run_id} if active is not None else {}
             run_id = submit_run(
@@ -110,7 +111,7 @@ class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not type
                     extra=chosen.extra,
                     experiment_id=str(experiment_id), name=_name(),
                     account=chosen.account, tags=tags,
-                    tracking_uri=_absolute(tracking_uri),
+                    tracking_uri=tracking_target(given, Path.cwd()).uri,  # an absolute one
                 )
             )  # fmt: skip
         except MantikError as error:
@@ -118,7 +119,14 @@ class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not type
         made = MantikRun(run_id)
         eprint(f"Run (ID '{run_id}') submitted to {chosen.site}: smk-mantik runs show {run_id}")
         if chosen.wait and not backend_config.get("SYNCHRONOUS"):
-            _wait(made)
+            # As MLflow waits.
+            try:
+                if not made.wait():
+                    raise ExecutionException(f"Run (ID '{run_id}') failed")
+            except KeyboardInterrupt:
+                eprint(f"Run (ID '{run_id}'): cancelling it")
+                made.cancel()
+                raise
         return made
 
 
@@ -132,19 +140,3 @@ def _name() -> str:
     if context is None or getattr(context.command.callback, "__module__", "") != "mlflow.cli":
         return ""
     return str(context.params.get("run_name") or "")
-
-
-def _absolute(uri: str) -> str:
-    """Remove user and password from a tracking URI, and make a relative SQLite file absolute."""
-    return tracking_target({"MLFLOW_TRACKING_URI": without_user(uri)}, Path.cwd()).uri
-
-
-def _wait(run: MantikRun) -> None:
-    """Wait for a run as MLflow does: raise if it fails, cancel it at Ctrl-C."""
-    try:
-        if not run.wait():
-            raise ExecutionException(f"Run (ID '{run.run_id}') failed")
-    except KeyboardInterrupt:
-        eprint(f"Run (ID '{run.run_id}'): cancelling it")
-        run.cancel()
-        raise

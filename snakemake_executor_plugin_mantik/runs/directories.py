@@ -33,8 +33,6 @@ NEW_PREFIX: Final = ".new-"
 CONFIGS: Final = "site"
 """The folder of a run directory that holds the backend config, under the site's name."""
 
-_PROJECTS: Final = "project"
-
 
 def runs_home(environ: Mapping[str, str] | None = None) -> Path:
     """Return the directory of all runs, which may not exist yet."""
@@ -151,11 +149,7 @@ class RunDirectory:
     def project(self, name: str) -> Path:
         """Return the path of a project's snapshot, the workflow's working directory."""
         readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40]
-        return self.path / _PROJECTS / (readable or "project")
-
-    def config(self, site: str, suffix: str) -> Path:
-        """Return the path of the copy of a site's backend config."""
-        return self.path / CONFIGS / f"{site}{suffix}"
+        return self.path / "project" / (readable or "project")
 
 
 @dataclass(frozen=True)
@@ -300,18 +294,15 @@ def config_of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> C
         raise ConfigError(wrong)
     name = ours.get("site", "")
     if given:
-        chosen = _of_keys(given, name or _UNNAMED)
+        name = name or _UNNAMED
+        if told := check_site_name(name):
+            raise ConfigError([Mistake(_SHOWN, "site", told)])
+        content = json.dumps(given, indent=2, ensure_ascii=False).encode()
+        config, _ = parse_backend_config(content, KINDS[".json"], None, shown=_SHOWN)
+        chosen = ChosenConfig(name, content, ".json", config)
     else:
         file = ours.get("config", "")
         chosen = config_of_file(f"{name}={file}" if name and file else file, environ)
     extra = {str(name): str(value) for name, value in ours.get("extra", {}).items()}
     account, wait = ours.get("account", ""), ours.get("wait", False)
     return replace(chosen, account=account, extra=extra, wait=wait)
-
-
-def _of_keys(given: Mapping[str, Any], name: str) -> ChosenConfig:
-    if told := check_site_name(name):
-        raise ConfigError([Mistake(_SHOWN, "site", told)])
-    content = json.dumps(given, indent=2, ensure_ascii=False).encode()
-    config, _ = parse_backend_config(content, KINDS[".json"], None, shown=_SHOWN)
-    return ChosenConfig(name, content, ".json", config)

@@ -113,8 +113,7 @@ def fetch_project(url: str, version: str, into: Path) -> str:
             )
         _git(remote, "-C", str(into), "checkout", "--quiet", "--detach", commit)
     if (into / ".gitmodules").exists():
-        words = ("submodule", "--quiet", "update", "--init", "--recursive")
-        _git(remote, "-C", str(into), *words)
+        _git(remote, "-C", str(into), "submodule", "--quiet", "update", "--init", "--recursive")
     return _git(remote, "-C", str(into), "rev-parse", "HEAD").strip()
 
 

@@ -70,43 +70,29 @@ def submit_firing(
         schedule = store.by_id(firing.schedule) if firing is not None else None
         if firing is None or schedule is None or firing.state is not FiringState.FIRING:
             return ""
-        return _submit(store, schedule, firing, again, clock)
-
-
-def _submit(
-    store: ScheduleStore,
-    schedule: Schedule,
-    firing: Firing,
-    again: Resubmit,
-    clock: Callable[[], float],
-) -> str:
-    now = clock()
-    store.begin(firing, now, now + retry_pause(firing.attempts))
-    due = datetime.fromtimestamp(firing.due, ZoneInfo(schedule.tz))
-    what = f"{schedule.name}, due {format_moment(due)}"
-    try:
-        run = again(
-            schedule.run,
-            site=schedule.site,
-            account=schedule.account,
-            name=f"{schedule.name} {due:%Y-%m-%d %H:%M}",
-            tags={SCHEDULE: schedule.name, DUE: due.isoformat()},
-            key=firing.key,
-        )
-    except (MantikError, OSError) as error:
         now = clock()
-        why = f"{error} {INTERRUPTED}" if firing.begun else str(error)
-        store.put_off(firing, why, now, give_up=now - firing.due > _GIVE_UP_S)
-        after = store.firing(firing.id)
-        over = after is None or after.state is FiringState.FAILED
-        return f"{what}: not submitted{', given up' if over else ''}: {error}"
-    store.fired(firing, run, clock())
-    return f"{what}: submitted as run {run}."
-
-
-def retry_pause(attempts: int) -> float:
-    """Return the pause in seconds before the next attempt, after this many earlier ones."""
-    return min(RETRY_MOST_S, _RETRY_FIRST_S * 2.0 ** min(attempts, 20))
+        pause = min(RETRY_MOST_S, _RETRY_FIRST_S * 2.0 ** min(firing.attempts, 20))
+        store.begin(firing, now, now + pause)
+        due = datetime.fromtimestamp(firing.due, ZoneInfo(schedule.tz))
+        what = f"{schedule.name}, due {format_moment(due)}"
+        try:
+            run = again(
+                schedule.run,
+                site=schedule.site,
+                account=schedule.account,
+                name=f"{schedule.name} {due:%Y-%m-%d %H:%M}",
+                tags={SCHEDULE: schedule.name, DUE: due.isoformat()},
+                key=firing.key,
+            )
+        except (MantikError, OSError) as error:
+            now = clock()
+            why = f"{error} {INTERRUPTED}" if firing.begun else str(error)
+            store.put_off(firing, why, now, give_up=now - firing.due > _GIVE_UP_S)
+            after = store.firing(firing.id)
+            over = after is None or after.state is FiringState.FAILED
+            return f"{what}: not submitted{', given up' if over else ''}: {error}"
+        store.fired(firing, run, clock())
+        return f"{what}: submitted as run {run}."
 
 
 @contextmanager
@@ -190,16 +176,12 @@ def _claim(store: ScheduleStore, schedule: Schedule, now: float) -> None:
     rows = []
     if missed is not None:
         first = next(schedule.due(datetime.fromtimestamp(schedule.since, UTC)))
-        rows.append((int(first.timestamp()), FiringState.MISSED, _missed(first, missed)))
+        until = "" if first == missed else f" from then to {format_moment(missed)}"
+        why = f"no scheduler was running{until}"
+        rows.append((int(first.timestamp()), FiringState.MISSED, why))
     if not skip:
         rows.append((due, FiringState.FIRING, CAUGHT_UP if late else ""))
     store.claim(schedule, due, rows, now)
-
-
-def _missed(first: datetime, last: datetime) -> str:
-    if first == last:
-        return "no scheduler was running"
-    return f"no scheduler was running from then to {format_moment(last)}"
 
 
 class Processes:

@@ -221,12 +221,8 @@ def make_schedule(
     )  # fmt: skip
     mistakes = []
     if not re.fullmatch(r"\w[\w.-]{0,59}", name):
-        mistakes.append(
-            UserError(
-                f"{name!r} is not a valid schedule name",
-                do="Use up to 60 letters, digits, . _ and -",
-            )
-        )
+        do = "Use up to 60 letters, digits, . _ and -"
+        mistakes.append(UserError(f"{name!r} is not a valid schedule name", do=do))
     return _changed(bare, wish, now, find, mistakes)
 
 
@@ -267,17 +263,12 @@ def _changed(
     if wish.missed is not None:
         changes["missed"] = wish.missed
     if mistakes:
-        raise mistakes[0] if len(mistakes) == 1 else _all(mistakes)
+        lines = "".join(f"\n  {mistake}" for mistake in mistakes)
+        several = f"{humanize_count(len(mistakes), 'mistake')}:{lines}"
+        raise mistakes[0] if len(mistakes) == 1 else UserError(several, do="Nothing was changed")
     made = replace(schedule, **changes)
     _check_due(made, now)
     return made
-
-
-def _all(mistakes: list[UserError]) -> UserError:
-    lines = "".join(f"\n  {mistake}" for mistake in mistakes)
-    return UserError(
-        f"{humanize_count(len(mistakes), 'mistake')}:{lines}", do="Nothing was changed"
-    )
 
 
 def _check_due(schedule: Schedule, now: datetime) -> None:

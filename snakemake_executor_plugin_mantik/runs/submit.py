@@ -184,7 +184,7 @@ def submit_run(asked: SubmitRequest) -> str:
             site, config, source = before.site, before.config, before.config_source
         else:
             site, source = asked.chosen.site, asked.chosen.source
-            copy = stage.config(site, asked.chosen.suffix)
+            copy = stage.path / CONFIGS / f"{site}{asked.chosen.suffix}"
             with _writing(stage):
                 copy.parent.mkdir()
                 copy.write_bytes(asked.chosen.content)

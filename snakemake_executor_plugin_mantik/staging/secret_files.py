@@ -313,44 +313,31 @@ _SNIFFED: Final = 1 << 12
 """Bytes in which a binary file has a zero byte."""
 
 _KEY: Final = "a private key"
-_ADDRESS: Final = "the secret address of a webhook"
 
 _TABLE: Final = tuple(
     (what, marks, re.compile(pattern, re.MULTILINE))
     for what, marks, pattern in [
-        (
-            _KEY,
-            (b"PRIVATE KEY",),
-            rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----[ \t]*(\r|\n|\\[nr])"  # PEM, PGP, …
-            rb"|---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----|^SSH PRIVATE KEY FILE FORMAT",
-        ),
+        (_KEY, (b"PRIVATE KEY",),
+         rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----[ \t]*(\r|\n|\\[nr])"  # PEM, PGP, …
+         rb"|---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----|^SSH PRIVATE KEY FILE FORMAT"),
         (_KEY, (b"PuTTY-User-Key-File-",), rb"^PuTTY-User-Key-File-\d"),
         (_KEY, (b"AGE-SECRET-KEY-",), rb"\bAGE-SECRET-KEY-1[0-9A-Z]{20}"),
         (_KEY, (b"secret key",), rb"^untrusted comment: .*secret key"),
-        (
-            "a key of AWS",
-            (b"AKIA", b"ASIA"),
-            # The id alone is no secret: the key stands near it.
-            rb"\bA[KS]IA[A-Z2-7]{16}\b[\s\S]{0,200}?(?<![\w+/=])(?P<secret>[\w+/]{40})(?![\w+/=])",
-        ),
+        ("a key of AWS", (b"AKIA", b"ASIA"),  # the id alone is no secret: the key stands near it
+         rb"\bA[KS]IA[A-Z2-7]{16}\b[\s\S]{0,200}?(?<![\w+/=])(?P<secret>[\w+/]{40})(?![\w+/=])"),
         ("a token of GitHub", (b"gh", b"github_pat_"),
          rb"\b(gh[pousr]_(?P<secret>\w{36,255})|github_pat_(?P<more>\w{60,255}))\b"),
         ("a token of GitLab", (b"glpat-",), rb"\bglpat-(?P<secret>[\w-]{20,})"),
         ("a token of Slack", (b"xox", b"xapp-"),
          rb"\b(xox[abeoprs]|xapp)-(?P<secret>[\dA-Za-z-]{20,})"),
-        (
-            _ADDRESS,
-            (b"hooks.slack.com", b"/api/webhooks/", b"webhook.office.com", b"/hooks/"),
-            rb"https://hooks\.slack\.com/(services|workflows|triggers)/(?P<secret>[\w/]{20,})"
-            rb"|https://(\w+\.)?discord(app)?\.com/api/webhooks/\d+/[\w-]{20,}"
-            rb"|https://[\w.-]+\.webhook\.office\.com/webhookb2/[\w@-]{20,}"
-            rb"|https?://[\w.:-]+/hooks/(?P<more>[a-z0-9]{26})\b",
-        ),
-        (
-            "an address for --mantik-notify",
-            (b"mantik",),
-            rb"(?i:\bmantik[-_]notify)[\"']?[ \t]*[:=\s][^\r\n]*?\b(curl|wget)\b[^\r\n]*?https?://",
-        ),
+        ("the secret address of a webhook",
+         (b"hooks.slack.com", b"/api/webhooks/", b"webhook.office.com", b"/hooks/"),
+         rb"https://hooks\.slack\.com/(services|workflows|triggers)/(?P<secret>[\w/]{20,})"
+         rb"|https://(\w+\.)?discord(app)?\.com/api/webhooks/\d+/[\w-]{20,}"
+         rb"|https://[\w.-]+\.webhook\.office\.com/webhookb2/[\w@-]{20,}"
+         rb"|https?://[\w.:-]+/hooks/(?P<more>[a-z0-9]{26})\b"),
+        ("an address for --mantik-notify", (b"mantik",),
+         rb"(?i:\bmantik[-_]notify)[\"']?[ \t]*[:=\s][^\r\n]*?\b(curl|wget)\b[^\r\n]*?https?://"),
         ("a token of Hugging Face", (b"hf_",), rb"\bhf_(?P<secret>[A-Za-z]{34,40})\b"),
         ("a key of OpenAI or Anthropic", (b"sk-",),
          rb"\bsk-(ant-|proj-|svcacct-)?(?P<secret>[\w-]{40,})"),

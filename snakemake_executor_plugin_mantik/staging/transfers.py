@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path, PurePath
 from typing import NoReturn, Protocol, TypeVar, cast
@@ -301,7 +301,8 @@ class OutputStaging:
         links = {self.place(entry): entry.target for entry in entries if entry.type == "l"}
         for entry in entries:
             path = self._place(entry)[1]
-            if links and _is_below(Path(path), links, itself=entry.type != "l"):
+            above = Path(path).parents
+            if any(each in links for each in above) or (entry.type != "l" and Path(path) in links):
                 raise OutputsLost(
                     "the job reports a file below a link, or two files under one name",
                     where=entry.path,
@@ -370,9 +371,3 @@ def move_beside(path: Path, final: Path) -> bool:
     else:
         path.unlink()
     return True
-
-
-def _is_below(path: Path, places: Collection[Path], *, itself: bool) -> bool:
-    """Check whether a path lies below one of `places` or, with `itself`, is one of them."""
-    above = (path, *path.parents) if itself else path.parents
-    return any(each in places for each in above)

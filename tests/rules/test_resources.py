@@ -1,10 +1,12 @@
 """Which site a rule's resources name."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES
-from snakemake_executor_plugin_mantik.rules.resources import choose_sites, parse_retry_reasons
+from snakemake_executor_plugin_mantik.rules.resources import choose_sites, job_retry_reasons
 
 
 def test_the_site_is_taken_out_of_the_resources() -> None:
@@ -55,10 +57,10 @@ def test_a_misspelt_resource_is_no_other_one(meant: str, names: list[str]) -> No
     ],
 )
 def test_reasons_for_a_retry(value: object, found: set[str]) -> None:
-    assert set(parse_retry_reasons(value)) == found
+    assert set(job_retry_reasons(SimpleNamespace(resources={"mantik_retry_on": value}))) == found
 
 
 @pytest.mark.parametrize("value", ["", " , ", 1, "oom", "out_of_memory;preempted", "success"])
 def test_what_is_no_reason_for_a_retry(value: object) -> None:
     with pytest.raises(UserError, match=r"mantik_retry_on=.*out_of_memory, node_failure"):
-        parse_retry_reasons(value)
+        job_retry_reasons(SimpleNamespace(resources={"mantik_retry_on": value}))

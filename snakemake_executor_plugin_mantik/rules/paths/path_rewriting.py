@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -184,7 +185,6 @@ class _Finder:
         self._places = places
         self._moved = moved
         self._trees = trees
-        self._made: _Pattern | None = None
 
     def finds(self, value: Any) -> bool:
         return bool(self._moved) or self._places.workdir in str(value)
@@ -225,11 +225,9 @@ class _Finder:
 
         return re.sub(way, plain, text)
 
-    @property
+    @cached_property
     def _pattern(self) -> _Pattern:
-        if self._made is None:
-            self._made = _Pattern(self._replacements())
-        return self._made
+        return _Pattern(self._replacements())
 
     def _replacements(self) -> Iterable[tuple[str, str, str]]:
         places = self._places

@@ -50,10 +50,7 @@ def test_a_misspelt_resource_is_no_other_one(meant: str, names: list[str]) -> No
     [
         (None, set(FAILURES)),
         ("preempted", {"preempted"}),
-        (
-            " out_of_memory , node_failure exit_code,",
-            {"out_of_memory", "node_failure", "exit_code"},
-        ),
+        (" out_of_memory , exit_code preempted,", {"out_of_memory", "exit_code", "preempted"}),
     ],
 )
 def test_reasons_for_a_retry(value: object, found: set[str]) -> None:

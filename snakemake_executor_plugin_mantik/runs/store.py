@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from mlflow.tracking import MlflowClient
 from ..common.errors import MantikError, UserError
 from ..tracking.requests import find_or_make
 from ..tracking.run import tracking_target, without_user, without_users
+from .directories import RunRequest
 
 _BATCH: Final = 100
 ENDED: Final = ("FINISHED", "FAILED", "KILLED")
@@ -51,16 +52,6 @@ def store_exists(uri: str) -> bool:
     return path == uri or Path(path.partition("?")[0]).exists()
 
 
-@dataclass(frozen=True)
-class NewRun:
-    """A run that was just created."""
-
-    run_id: str
-    name: str
-    experiment_id: str
-    experiment: str
-
-
 class RunStore:
     """An MLflow store: a server, or a SQLite file.
 
@@ -89,39 +80,32 @@ class RunStore:
     # Creating and ending
 
     def make(
-        self, experiment: str, experiment_id: str, name: str, tags: Mapping[str, str],
-        params: Mapping[str, str],
-    ) -> NewRun:  # fmt: skip
-        """Create a run that is about to be submitted, with status SCHEDULED.
+        self, request: RunRequest, tags: Mapping[str, str], params: Mapping[str, str]
+    ) -> RunRequest:
+        """Create a run that is about to be submitted, with status SCHEDULED, and its experiment.
 
-        Args:
-            experiment: the experiment's name; it is created if needed.
-            experiment_id: the experiment's id, instead of a name.
-            name: the run's name; empty: MLflow makes one up.
-            tags: set at creation.
-            params: parameters; long values are cut.
+        Return the request with their ids and names. Long values of `params` are cut.
         """
         with self.mlflow_errors():
-            found = self._experiment(experiment, experiment_id)
+            found = find_or_make(self.client, request.experiment, request.experiment_id)
+            if found.lifecycle_stage != "active":
+                raise UserError(
+                    f"the experiment {found.name} was deleted in MLflow", where=self.uri,
+                    do="Restore it, or use another one",
+                )  # fmt: skip
             made = self.client.create_run(
                 found.experiment_id, start_time=int(time.time() * 1000), tags=dict(tags),
-                run_name=name or None,
+                run_name=request.name or None,
             )  # fmt: skip
             run_id = made.info.run_id
             logged = [Param(key, value[:_VALUE]) for key, value in params.items()]
             for at in range(0, len(logged), _BATCH):
                 self.client.log_batch(run_id, params=logged[at : at + _BATCH])
             self.client.update_run(run_id, status="SCHEDULED")
-        return NewRun(run_id, made.info.run_name, found.experiment_id, found.name)
-
-    def _experiment(self, name: str, wanted: str) -> Any:
-        found = find_or_make(self.client, name, wanted)
-        if found.lifecycle_stage != "active":
-            raise UserError(
-                f"the experiment {found.name} was deleted in MLflow", where=self.uri,
-                do="Restore it, or use another one",
-            )  # fmt: skip
-        return found
+        return replace(
+            request, run_id=run_id, name=made.info.run_name,
+            experiment_id=found.experiment_id, experiment=found.name,
+        )  # fmt: skip
 
     def end(self, run_id: str, status: str, reason: str = "") -> None:
         """Set a run's final status, unless it has one, and a tag with the reason of a failure."""

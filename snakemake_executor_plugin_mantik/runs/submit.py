@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -327,20 +327,17 @@ def _submitted(
             # If this process is killed, `remove_aborted` finds the run by this request.
             with _writing(stage):
                 stage.write_request(request)
-            made = store.make(
-                request.experiment, request.experiment_id, request.name, _tags(request, stage),
-                params,
-            )  # fmt: skip
-        directory = RunDirectory(runs_home() / made.run_id)
+            request = store.make(request, _tags(request, stage), params)
+        directory = RunDirectory(runs_home() / request.run_id)
         with _writing(directory):
-            stage.write_request(replace(request, **asdict(made)))
+            stage.write_request(request)
             stage.path.rename(directory.path)
         controller.start_controller(directory)
     except BaseException:
         with suppress(MantikError):  # or it would hide the original error
             end_aborted(store, stage)
         raise
-    return made.run_id
+    return request.run_id
 
 
 def _tags(request: RunRequest, stage: RunDirectory) -> dict[str, str]:

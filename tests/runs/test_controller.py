@@ -55,15 +55,15 @@ def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> RunD
     """A run that was made and whose controller was never started."""
     monkeypatch.setenv("MANTIK_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/elsewhere.db")
-    made = RunStore(store_uri).make("churn", "", "first", {SITE: "alps"}, {"alpha": "1"})
-    directory = RunDirectory(tmp_path / "runs" / made.run_id)
-    (directory.path / "project" / "churn").mkdir(parents=True)
     request = RunRequest(
         uri="/churn", version="", commit="", folder="project/churn", entry_point="main",
         parameters={}, values={}, extra={}, site="alps", config="site/alps.yaml", config_source="",
-        account="", tracking_uri=store_uri, experiment_id=made.experiment_id, experiment="churn",
-        name=made.name, created=time.time(), run_id=made.run_id,
+        account="", tracking_uri=store_uri, experiment_id="", experiment="churn", name="first",
+        created=time.time(),
     )  # fmt: skip
+    request = RunStore(store_uri).make(request, {SITE: "alps"}, {"alpha": "1"})
+    directory = RunDirectory(tmp_path / "runs" / request.run_id)
+    (directory.path / "project" / "churn").mkdir(parents=True)
     directory.write_request(request)
     return directory
 

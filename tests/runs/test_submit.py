@@ -27,13 +27,14 @@ from snakemake_executor_plugin_mantik.runs.submit import _staging, submission_ta
 uri, told = sys.argv[1:]
 with _staging() as stage:
     if told:
-        stage.write_request(RunRequest(
+        request = RunRequest(
             uri="/churn", version="", commit="", folder="project/churn", entry_point="main",
             parameters={}, values={}, extra={}, site="alps", config="site/alps.yaml",
             config_source="", account="", tracking_uri=uri, experiment_id="", experiment="churn",
-            name="", created=time.time(), tags=submission_tag(stage),
-        ))
-        RunStore(uri).make("churn", "", "first", {SITE: "alps", **submission_tag(stage)}, {})
+            name="first", created=time.time(), tags=submission_tag(stage),
+        )
+        stage.write_request(request)
+        RunStore(uri).make(request, {SITE: "alps", **submission_tag(stage)}, {})
     print("made", flush=True)
     time.sleep(100)
 """

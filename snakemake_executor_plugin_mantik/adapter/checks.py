@@ -131,9 +131,14 @@ class CheckedWorkflow:
 
     def request(self, unit: Unit, secrets: Mapping[str, str]) -> JobRequest:
         """Make the engine's request for a job or group."""
-        forced = any(self._forces(member.job) for member in unit.members)
+        settings = self.workflow.dag_settings
+        named = set(map(str, settings.forcerun))
+        forced = settings.forceall or any(
+            not named.isdisjoint([member.rule.name, *map(str, member.job.output)])
+            for member in unit.members
+        )
         request = groups.make_group_request(unit, secrets=secrets, forced=forced)
-        request = replace(request, patience_s=unit.patience_s)
+        request = replace(request, patience_s=unit.members[0].patience_s)
         if not request.datasets:
             return request
         # A job that ran with earlier datasets is another one.
@@ -141,11 +146,6 @@ class CheckedWorkflow:
         # Local times of a site may be shifted by an hour: see `engine.compare.same_time`.
         versions = [None if e is UNKNOWN else (e.size, int(e.modified % _HOUR_S)) for e in found]
         return replace(request, parameters=f"{request.parameters} {versions}")
-
-    def _forces(self, job: Any) -> bool:
-        settings = self.workflow.dag_settings
-        forced = set(map(str, settings.forcerun))
-        return settings.forceall or not forced.isdisjoint([job.rule.name, *map(str, job.output)])
 
 
 def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> CheckedWorkflow:
@@ -422,7 +422,7 @@ def check_jobs(
                 tracking_request(member.job)
             asked = unit.asked
             unit.continuation  # noqa: B018 - reading checks it
-            unit.patience_s  # noqa: B018
+            unit.members[0].patience_s  # noqa: B018
             resources.refuse_misspelt(asked.later)
             if asked.site is None:
                 continue

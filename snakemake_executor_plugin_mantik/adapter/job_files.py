@@ -30,6 +30,7 @@ from ..rules import Job
 from ..rules.paths import storage
 from ..rules.paths.workflow_code import resolve_source
 from ..rules.units import list_members
+from ..staging.sources import MIB
 from ..storage.catalog import catalog_of
 from ..storage.paths import home_of, storable_path, uses_provider
 
@@ -128,9 +129,6 @@ def is_cached(workflow: Any, job: Job) -> bool:
     return bool(enabled and job.rule.cache and job.rule.cache.output)
 
 
-_MIB = 1024 * 1024
-
-
 def write_benchmark(job: Any, measured: Path, *, extended: bool) -> None:
     """Write a job's benchmark file, with the columns of `--benchmark-extended` if `extended`.
 
@@ -165,7 +163,7 @@ def _record(line: str) -> BenchmarkRecord:
         record.process_gone = True  # it ended before the first measurement
         return record
     *sizes, ticks, ticks_per_second = map(int, sample)
-    rss, vms, uss, pss, read, written = (size / _MIB for size in sizes)
+    rss, vms, uss, pss, read, written = (size / MIB for size in sizes)
     record.max_rss, record.max_vms, record.max_uss, record.max_pss = rss, vms, uss, pss
     record.io_in, record.io_out = read, written
     record.cpu_time = ticks / ticks_per_second

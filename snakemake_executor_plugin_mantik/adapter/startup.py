@@ -150,7 +150,7 @@ class ActiveRun:
 
     def withdrawn(self, job: Any) -> None:
         """Let the next request for a job be one for the next of its sites."""
-        before = self._unit(job)
+        before = self._unit(job).members[0]
         self.left[job.jobid] = self.left[job.jobid][1:]
         self.notify(
             f"{unit_name(job)}: withdrawn from {before.site}, where it had not started after"

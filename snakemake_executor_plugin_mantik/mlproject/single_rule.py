@@ -114,12 +114,11 @@ def prepare_single_rule(
     files = [path for path in inside if os.path.exists(path) and path not in read.all]
     with wrong.gathered():
         check_command_files(CommandFiles(files), made)
-    found = [*read.plain, *files]
+    found, config = [*read.plain, *files], next(iter(configs.values()), None)
     if not read.all:
         with wrong.gathered():
-            found += _large(folder, next(iter(configs.values()), None), made.all)
+            found += _large(folder, config, made.all)
     found = list(dict.fromkeys(found))
-    config = next(iter(configs.values()), None)
     going_on = going_on.resolve(config.config.resources if config is not None else None, wrong)
     rule = "run_" + re.sub(r"\W", "_", entry_point, flags=re.ASCII)
     identity = [str(folder), entry_point, sorted(given.items()), sorted(more.items())]
@@ -294,14 +293,10 @@ def collect_outputs(
             new or changed in the project's folder, with the same relative paths, except hidden
             files and Python's caches.
         checkpoint: files and directories that are not collected.
-
-    Raises:
-        TypeError: `params` are not those of an entry point.
     """
     before: ParamsFunction = params["command"]
     given = before.given
-    if given is None:
-        raise TypeError("these are not the parameters of an entry point")
+    assert given is not None, "it has the call of an entry point"
     project = given.project
 
     def command(wildcards: Any, **things: Any) -> str:

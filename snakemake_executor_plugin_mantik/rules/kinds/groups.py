@@ -83,11 +83,6 @@ class Unit:
         """The names of the sites that it may run at, in order."""
         return self.members[0].sites
 
-    @property
-    def patience_s(self) -> int | None:
-        """How long it may wait to start at its site; None at the last of its sites."""
-        return self.members[0].patience_s
-
     def elsewhere(self) -> Iterator["Unit"]:
         """Yield it as it would run at each of its other sites."""
         for turn in range(1, len(self.sites)):
@@ -257,8 +252,9 @@ def _one_site(group: Unit) -> str:
 def _unlike(group: Unit, error: Exception) -> UserError:
     """Return the error for a group whose resources Snakemake cannot combine."""
     unlike = []
-    given = [(name, value) for m in group.members for name, value in m.job.resources.items()]
-    for name in sorted({name for name, value in given if _is_text(name, value)}):
+    given = [item for member in group.members for item in member.job.resources.items()]
+    texts = {n for n, value in given if isinstance(value, str) and not isinstance(value, TBDString)}
+    for name in sorted(texts - {"tmpdir", "shell_exec", "mem", "disk"}):
         rules: dict[object, dict[str, None]] = {}
         for member in group.members:
             rules.setdefault(member.job.resources.get(name), {})[member.rule.name] = None
@@ -275,11 +271,6 @@ def _unlike(group: Unit, error: Exception) -> UserError:
         if unlike
         else "Request less, or raise the limit in --resources",
     )
-
-
-def _is_text(name: str, value: object) -> bool:
-    own = ("tmpdir", "shell_exec", "mem", "disk")
-    return isinstance(value, str) and not isinstance(value, TBDString) and name not in own
 
 
 _REPORTS = ".snakemake/mantik/groups"

@@ -175,16 +175,14 @@ class _Pattern:
         return self._regex.findall(text) if self._regex is not None else []
 
 
+@dataclass
 class _Finder:
     """Finds the paths of one job in texts."""
 
-    def __init__(
-        self, rule: str, places: JobPaths, moved: Mapping[str, str], trees: set[str]
-    ) -> None:
-        self._rule = rule
-        self._places = places
-        self._moved = moved
-        self._trees = trees
+    _rule: str
+    _places: JobPaths
+    _moved: Mapping[str, str]
+    _trees: set[str]
 
     def finds(self, value: Any) -> bool:
         return bool(self._moved) or self._places.workdir in str(value)

@@ -75,17 +75,11 @@ def prepare_single_rule(
 ) -> Path:
     """Check the arguments and write the workflow; return the path of its Snakefile.
 
-    Args:
-        project: a folder, or its MLproject file, relative to the current directory.
-        entry_point: its name, or a script of the project.
-        parameters: values of its parameters as NAME=VALUE; `{input}` and the like stand for files.
-        extra: undeclared parameters as NAME=VALUE, to append to the command.
-        site: a backend config, as [NAME=]FILE; empty if unknown.
-        inputs: paths as [NAME=]PATH.
-        outputs: paths as [NAME=]PATH; a folder ends with `/`.
-        going_on: how it goes on past its walltime.
-        here: whether it runs on this machine, where a project may lie anywhere.
-        write: whether to write the Snakefile, or only return its path.
+    The arguments are those of the command line: parameters as NAME=VALUE, in which `{input}` and
+    the like stand for files; undeclared ones (`extra`) to append to the command; paths as
+    [NAME=]PATH, of which an output that is a folder ends with `/`; `site` is [NAME=]FILE, or empty.
+    A project that runs `here`, on this machine, may lie anywhere. Without `write`, only return the
+    path.
 
     Raises:
         UserError: with all mistakes.

@@ -336,20 +336,13 @@ def wrap_shadow(
     first: bool = True,
     last: bool = True,
 ) -> str:
-    """Return a text for bash that runs a program in a shadow directory.
+    """Return a text for bash that runs a program in a shadow directory, `place`.
 
-    Args:
-        place: the directory; all paths are relative to the workspace.
-        depth: `minimal`, `copy-minimal`, `shallow` or `full`.
-        start: the program and its arguments, quoted.
-        rule: the rule's name, for messages.
-        inputs: the rule's inputs.
-        outputs: files that are moved out of it after a success.
-        logs: files that are moved out of it in any case.
-        also: further files that the command reads; linked unless they are there already.
-        storage_link: see `jobs.spec.JobSpec`.
-        first: whether to make the directory, which later repetitions of a benchmark reuse.
-        last: whether to remove it; a failure does so, too.
+    All paths are relative to the workspace. `start` is the program and its arguments, quoted.
+    `outputs` are moved out of the directory after a success, `logs` in any case. `also` names
+    further files that the command reads; they are linked unless they are there already. Only the
+    `first` repetition of a benchmark makes the directory, and the `last` one, or a failure, removes
+    it. For `storage_link` see `jobs.spec.JobSpec`.
     """
 
     def linked(paths: Sequence[str]) -> list[str]:

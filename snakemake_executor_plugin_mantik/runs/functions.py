@@ -233,13 +233,9 @@ def write_call(
 ) -> Path:
     """Write the workflow; return the path of its Snakefile.
 
-    Args:
-        function: what to call.
-        arguments: its arguments by name.
-        result: the path of the file with what it returns.
-        inputs: files that it reads; its modules are inputs anyway.
-        outputs: files that it makes beside its result; a directory ends with `/`.
-        pickled: whether to pickle the result instead of writing JSON.
+    `result` is the path of the file with what the function returns, JSON unless it is `pickled`.
+    Its modules are inputs anyway. In `outputs`, which it makes beside its result, a directory ends
+    with `/`.
 
     Raises:
         UserError: it cannot be written.

@@ -107,7 +107,7 @@ _TABLE: Final = {
     ),
     End.AGAIN: _row(_ABANDONED, "failed: {}", "killed", *_LOST, Do.DOUBT, successor="same segment"),
     End.LATER: _row(_ABANDONED, "failed: {}", "killed", *_LOST, successor="same segment"),
-    End.REFUSED: _row(_ABANDONED, "failed: {}", "failed", Do.SECRETS),
+    End.REFUSED: _row(_ABANDONED, "failed: {}", "failed", Do.SECRETS, Do.WITHDRAW),
     End.STOPPED: _row(_ABANDONED, "{}", "killed", Do.SECRETS, Do.CLOSE),
 }
 

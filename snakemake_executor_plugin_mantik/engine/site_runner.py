@@ -223,6 +223,9 @@ class SiteRunner:
             return verdict, None
         except MantikError as error:
             await self._dispatcher.abandon_if_unsent(attempt, error)
+            if self._journal.tries([record.id])[0].state.final:
+                # Others may wait for an earlier submission of it.
+                await self._follow(request, record, End.REFUSED)
             raise
         finally:
             await self._live.stop(record)

@@ -87,6 +87,26 @@ def test_each_job_behind_a_failed_one_is_ended_once(play: Player) -> None:
     assert session.sites["sim"].calls["cancel"] <= len(jobs)
 
 
+def test_a_job_behind_one_whose_second_submission_is_refused_is_ended(play: Player) -> None:
+    jobs = [request(0), behind(1, request(0))]
+    lost = Fate(starts=(), denied=True)
+    world = World(lambda spec: lost if named(0)(spec) else Fate())
+
+    async def scenario(session: Session) -> None:
+        session.engine.proposed(jobs[1])
+        job = asyncio.ensure_future(session.engine.job(jobs[0]))
+        while len(world.jobs) < 2:
+            await asyncio.sleep(1.0)
+        world.full = True
+        assert "no space left" in (await job).message
+        world.full = False
+        await asyncio.sleep(600.0)
+        assert session.journal.open_ahead() == []
+
+    session = play(world, scenario)
+    assert "submitting it again" in "\n".join(session.said)
+
+
 def test_those_that_were_not_requested_end_with_the_run(play: Player) -> None:
     jobs = [request(0), behind(1, request(0))]
     world = World(lambda spec: Fate(starts=(1000.0,)) if named(1)(spec) else Fate())

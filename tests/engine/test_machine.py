@@ -96,7 +96,7 @@ def test_what_follows_from_each_end() -> None:
         assert (Do.FREE in then.todo) is (end is End.SUCCEEDED)
         assert (then.state is TryState.ENDED) is (end.value in ENDED_HERE)
         assert (then.outcome == "succeeded") is (end in (End.SUCCEEDED, End.KEPT))
-        assert (Do.WITHDRAW in then.todo) is (end.value in ("failed", "again", "later"))
+        assert (Do.WITHDRAW in then.todo) is (end.value in ("failed", "again", "later", "refused"))
         # Whoever ends without its script may leave secrets there.
         assert (Do.SECRETS in then.todo) is (end not in (End.SUCCEEDED, End.KEPT))
 

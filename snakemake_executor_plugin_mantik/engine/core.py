@@ -499,15 +499,16 @@ class Engine:
         known |= {record.id: record for ahead in aheads for record in ahead.left}
         known |= {record.id: record for record in self._journal.all_dependents(known)}
         records = [r for r in known.values() if r.state is not TryState.ENDED]
-        # Leave jobs to another controller that has taken over their place.
+        # Leave jobs to another controller that has taken over their place; some sites never opened.
+        ours = {n: r for n, r in self._runners.items() if r.place.lead.deposed is None}
         left = await asyncio.gather(
             *(
                 runner.canceller.cancel([r for r in records if r.site == name], wait_s)
-                for name, runner in self._runners.items()
-                if runner.place.lead.deposed is None
+                for name, runner in ours.items()
             )
         )
-        return [record for of_site in left for record in of_site]
+        others = [record for record in records if record.site not in ours and record.may_run]
+        return [*others, *(record for of_site in left for record in of_site)]
 
     async def _drain_ahead(self) -> list[TryRecord]:
         aheads = [runner.behind for runner in self._runners.values()]

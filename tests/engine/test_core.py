@@ -244,6 +244,22 @@ def test_cancel_tells_what_does_not_confirm(
     with_journal.close()
 
 
+def test_cancel_tells_of_a_site_that_could_not_be_opened(
+    start: Start, world: World, tmp_path: Path
+) -> None:
+    world.duration = lambda spec: 1000.0
+    first = start()
+    first.submit(request(1))
+    wait_until(lambda: world.runs)
+    first.close(tidy=False)
+    second = make(world, tmp_path)
+    sites[tmp_path].fault = lambda method, about: "unreachable"
+    second.submit(request(1))
+
+    assert [record.name for record in second.cancel(at_once=True)] == ["job-1"]
+    second.close(tidy=False)
+
+
 def test_cancelling_that_is_not_waited_for_ends_with_the_engine(
     start: Start, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

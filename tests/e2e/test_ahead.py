@@ -178,15 +178,6 @@ def test_a_script_waits_for_resources_that_follow_from_its_inputs(pipeline: Proj
     assert (ran(pipeline), submitted(pipeline)) == (RAN, 7)
 
 
-def test_a_failure_ends_what_waits_for_it_in_a_pool(pipeline: Project) -> None:
-    pool(pipeline)
-    edit(pipeline, "wc -l <", "[ {wildcards.n} = 1 ]; wc -l <")
-    said = pipeline.run("--keep-going").failed()
-    tells(said, "rule evaluate", "exit code 1")
-    assert ran(pipeline) == [*RAN[:4], *RAN[5:]], "all but the report"
-    assert not [r for r in pipeline.tries if not r.state.final and r.rule == "report"]
-
-
 @pytest.mark.nightly
 def test_no_more_wait_than_allowed(pipeline: Project) -> None:
     hold(pipeline)
@@ -200,7 +191,10 @@ def test_no_more_wait_than_allowed(pipeline: Project) -> None:
     assert (ran(pipeline), submitted(pipeline)) == (RAN, 7)
 
 
-def test_a_failure_ends_what_waits_for_it(pipeline: Project) -> None:
+@pytest.mark.parametrize("pooled", [False, True], ids=["jobs", "pool"])
+def test_a_failure_ends_what_waits_for_it(pipeline: Project, pooled: bool) -> None:
+    if pooled:
+        pool(pipeline)
     edit(pipeline, "wc -l <", "[ {wildcards.n} = 1 ]; wc -l <")
     said = pipeline.run("--keep-going").failed()
     tells(said, "rule evaluate", "exit code 1")

@@ -1,11 +1,7 @@
 """The rules' own environments at a site: modules, conda, containers."""
 
 import os
-import sys
-import zipfile
 from pathlib import Path
-
-import pytest
 
 from hpc_sandbox import shims
 from tests.support import condas
@@ -238,35 +234,3 @@ def test_mistakes_are_told_before_anything_is_sent(project: Project, tmp_path: P
         "use --mantik-software-deployment env-modules instead",
     )
     assert not project.exists(".snakemake/mantik/journal.sqlite")
-
-
-@pytest.mark.nightly
-def test_two_jobs_at_once_make_one_environment_of_requirements(project: Project) -> None:
-    """With the real pip, and no network."""
-    project.config.write_text(
-        f"""{project.place.config}
-Environment:
-  Python: {{Path: env/ml, Requirements: requirements.txt}}
-  Variables: {{PATH: "{sys.prefix}/bin:/usr/bin:/bin", PIP_NO_CACHE_DIR: "1"}}
-"""
-    )
-    project.extra.update(UNTRACKED)
-    project.write("requirements.txt", "--no-index\n./answer-1.0-py3-none-any.whl\n")
-    about = "answer-1.0.dist-info"
-    with zipfile.ZipFile(project.directory / "answer-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("answer.py", "NUMBER = 42\n")
-        metadata = "Metadata-Version: 2.1\nName: answer\nVersion: 1.0\n"
-        wheel.writestr(f"{about}/METADATA", metadata)
-        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
-        wheel.writestr(f"{about}/RECORD", "")
-    ask = "python -c 'import answer, sys; print(answer.NUMBER, sys.prefix)'"
-    rules = dict.fromkeys(("one", "two"), f'shell: "{ask} > {{output}}"')
-    project.write("Snakefile", one_rule_each(**rules))
-
-    project.run("-j", "2").ok()
-
-    said = project.read("one")
-    assert said == project.read("two")
-    (made,) = (project.workspace / ".mantik/python/env/ml").iterdir()
-    assert said == f"42 {made.resolve()}/1\n"
-    assert sorted(path.name for path in made.iterdir()) == ["1", "1.lock", "1.log"]

@@ -1,11 +1,6 @@
 """Jobs that run in allocations of their pool, in the sandbox and on a real Slurm."""
 
 import json
-import os
-import signal
-import time
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,29 +80,6 @@ def test_an_allocation_that_is_cancelled_frees_its_jobs(
     assert len(set(words(firecrest, "allocations"))) == 2
     assert running.output.count("Pool small at hpc2: an allocation was submitted") == 2
     tells(smk_mantik(firecrest, "jobs").output, "pool small")
-
-
-@pytest.mark.nightly
-def test_jobs_whose_agent_is_killed_run_again(firecrest: Project) -> None:
-    """They write no marker: that they have ended counts after a minute and a half of silence."""
-    prepare(firecrest)
-    running = firecrest.start()
-    until(lambda: len(words(firecrest, "ran")) == 2, "jobs that run")
-    running.says("n=3: submitted to")
-    begun = words(firecrest, "ran")
-    go(firecrest)  # for those that come later: these are killed before they see it, or end
-    directory = firecrest.workspace / ".mantik/pools/small"
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (process / "cwd").samefile(directory):
-                os.kill(int(process.name), signal.SIGKILL)
-
-    running.end().ok()
-
-    ran = words(firecrest, "ran")
-    assert set(ran) == set(MADE)
-    assert {n for n in MADE if ran.count(n) > 1} <= set(begun)
-    assert max(ran.count(n) for n in MADE) <= 2
 
 
 def test_jobs_end_with_their_run(firecrest: Project) -> None:
@@ -299,12 +271,3 @@ def test_a_refused_allocation_fails_its_jobs(firecrest: Project, sandbox: Sandbo
     tells(said, "4 jobs failed", "The job ended: rejected", "Invalid account")
     assert refused.happened < len(MADE)
     assert not list((firecrest.workspace / ".mantik/pools/small").iterdir())
-
-
-@pytest.mark.nightly
-def test_a_job_ends_at_its_own_walltime(firecrest: Project) -> None:
-    prepare(firecrest, SNAKEFILE.replace("range(4)", "range(1)"))
-    begun = time.monotonic()
-    said = firecrest.run().failed()
-    assert time.monotonic() - begun >= 60
-    tells(said, "time limit")

@@ -112,8 +112,9 @@ def refuse_output(method: str, path: str) -> Fault:
     return "rejected" if (method, path) == ("get", "out/1") else ""
 
 
-def test_what_could_not_be_fetched_is_fetched_by_the_next_run(
-    start: Start, world: World, tmp_path: Path
+@pytest.mark.parametrize("forced", [False, True])
+def test_what_could_not_be_fetched_is_fetched_by_the_next_run_or_computed_if_forced(
+    start: Start, world: World, tmp_path: Path, forced: bool
 ) -> None:
     """The site refuses for longer than anybody waits: the job is not computed again for that."""
     world.place = lambda path: "alone"
@@ -126,24 +127,10 @@ def test_what_could_not_be_fetched_is_fetched_by_the_next_run(
     engine.commit(found)
     engine.close(tidy=True)
 
-    assert outcomes(start(), request(1))[1].succeeded
+    assert outcomes(start(), replace(request(1), forced=forced))[1].succeeded
 
     assert (tmp_path / "out/1").exists()
-    assert len(world.runs) == 1
-
-
-def test_what_could_not_be_fetched_is_computed_again_if_forced(
-    start: Start, world: World, tmp_path: Path
-) -> None:
-    world.place = lambda path: "alone"
-    engine = start()
-    sites[tmp_path].fault = refuse_output
-    assert not outcomes(engine, request(1))[1].succeeded
-    engine.close(tidy=False)
-
-    assert outcomes(start(), replace(request(1), forced=True))[1].succeeded
-
-    assert len(world.runs) == 2
+    assert len(world.runs) == 1 + forced
 
 
 def test_bug_in_one_job_does_not_stop_the_others(

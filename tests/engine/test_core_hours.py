@@ -34,28 +34,23 @@ def test_cores_that_are_billed(asked: Resources, of_node: int | None, billed: in
     assert billed_cores(asked, of_node) == billed
 
 
-def test_two_nodes_of_juwels_for_an_hour() -> None:
-    config = BackendConfig.model_validate(JUWELS)
+@pytest.mark.parametrize(
+    ("url", "counted"), [({}, (96.0, 0)), ({"UnicoreApiUrl": "https://x.example/core"}, (0.0, 1))]
+)
+def test_an_hour_on_two_nodes_of_juwels_or_of_a_site_that_nobody_knows(
+    url: dict[str, str], counted: tuple[float, int]
+) -> None:
+    config = BackendConfig.model_validate(JUWELS | url)
     asked = Resources(nodes=2, runtime_s=3600, queue="batch")
     total = Total()
     total.add(asked, billed_cores(asked, node_cores(config, asked.queue)))
-    assert (total.core_hours, total.without_cores) == (96.0, 0)
+    assert (total.core_hours, total.without_cores) == counted
 
 
 def test_a_job_may_use_its_walltime_in_each_segment() -> None:
     total = Total()
     total.add(Resources(runtime_s=3600, gpus_per_node=4), 8, segments=10)
     assert (total.core_hours, total.gpu_hours) == (80.0, 40.0)
-
-
-def test_an_unknown_site_is_not_counted_as_one_core() -> None:
-    config = BackendConfig.model_validate(
-        {**JUWELS, "UnicoreApiUrl": "https://x.example/rest/core"}
-    )
-    asked = Resources(nodes=2, runtime_s=3600, queue="batch")
-    total = Total()
-    total.add(asked, billed_cores(asked, node_cores(config, asked.queue)))
-    assert (total.core_hours, total.without_cores) == (0.0, 1)
 
 
 def test_known_cores_are_of_known_partitions() -> None:

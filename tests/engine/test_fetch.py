@@ -336,21 +336,23 @@ def concluded(trial: Trial, workdir: Path, command: str) -> tuple[list[str], lis
     return sorted(p.relative_to(workdir).as_posix() for p in left), said
 
 
-def test_no_link_comes_of_what_a_job_logs(trial: Trial, tmp_path: Path) -> None:
-    links = "ln -s /etc log/metrics; ln -s plain log/beside; ln -s /etc/passwd log/passwd"
+@pytest.mark.parametrize(
+    ("command", "comes", "told"),
+    [
+        ("ln -s /etc log/metrics; ln -s plain log/beside; ln -s /etc/passwd log/passwd",
+         ["log/plain"], "3 symbolic links"),
+        (f"mkdir -p log/{DEEP}; echo 2 > log/{DEEP}/x",
+         [], f"nested more than {MAX_PATH_DEPTH} levels"),
+    ],
+)  # fmt: skip
+def test_neither_links_nor_depth_in_what_a_job_logs_cost_the_job(
+    trial: Trial, tmp_path: Path, command: str, comes: list[str], told: str
+) -> None:
+    left, said = concluded(trial, tmp_path / "here", f"echo 2 > log/plain; {command}")
 
-    left, said = concluded(trial, tmp_path / "here", f"echo 2 > log/plain; {links}")
-
-    assert left == ["log/plain", "out"]
+    assert left == [*comes, "out"]
+    assert told in said[0]
     assert len(said) == 1
-    assert "3 symbolic links" in said[0]
-
-
-def test_what_lies_too_deep_costs_the_log_and_not_the_job(trial: Trial, tmp_path: Path) -> None:
-    left, said = concluded(trial, tmp_path / "here", f"mkdir -p log/{DEEP}; echo 2 > log/{DEEP}/x")
-
-    assert left == ["out"]
-    assert f"nested more than {MAX_PATH_DEPTH} levels" in said[0]
 
 
 def test_a_pack_that_goes_too_deep() -> None:

@@ -434,14 +434,10 @@ def test_a_name_does_not_forge_a_state() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("0:05", 5),
-        ("10:00", 600),
-        ("1:00:00", 3600),
-        ("1-00:00:00", 86400),
-        ("infinite", 365 * 86400),
-        ("n/a", 365 * 86400),
+        ("0:05", 5), ("10:00", 600), ("1:00:00", 3600), ("1-00:00:00", 86400),
+        ("infinite", 365 * 86400), ("n/a", 365 * 86400),
     ],
-)
+)  # fmt: skip
 def test_seconds(text: str, seconds: int) -> None:
     assert slurm.seconds_of(text) == seconds
 
@@ -473,14 +469,19 @@ def test_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SandboxError, match="this machine has no sbatch, scancel"):
-        slurm.partitions()
-
-
-def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path / "bin", "#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    with pytest.raises(SandboxError, match="does not answer: Unable to contact"):
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("", "this machine has no sbatch, scancel"),
+        ("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n",
+         "does not answer: Unable to contact"),
+    ],
+)  # fmt: skip
+def test_no_slurm_and_one_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, told: str
+) -> None:
+    if program:
+        install(tmp_path / "bin", program)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}" + ":/usr/bin:/bin" * bool(program))
+    with pytest.raises(SandboxError, match=told):
         slurm.partitions()

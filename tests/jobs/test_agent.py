@@ -176,34 +176,22 @@ def test_a_signal_reaches_the_agents_of_all_nodes(pool: Allocations) -> None:
     assert pool.done() == dict.fromkeys(tags, "pool")
 
 
-def test_what_does_not_fit_waits(pool: Allocations) -> None:
-    track = "echo begin >> log; sleep 0.3; echo end >> log"
-    pool.send(track, track, cpus_per_task=2)
-    pool.run()
-    assert pool.read("log").split() == ["begin", "end", "begin", "end"]
-
-
-def test_memory_is_handed_out(pool: Allocations) -> None:
-    track = "echo begin >> log; sleep 0.3; echo end >> log"
-    pool.send(track, track, memory_mib_per_node=600)
-    resources = replace(POOL.resources, memory_mib_per_node=1000)
-    pool.run(replace(POOL, resources=resources))
-    assert pool.read("log").split() == ["begin", "end", "begin", "end"]
-
-
-def test_a_job_without_memory_has_the_share_of_its_cpus(pool: Allocations) -> None:
-    track = "echo begin >> log; sleep 0.3; echo end >> log"
-    pool.send(track)
-    pool.send(track, memory_mib_per_node=600)
-    resources = replace(POOL.resources, memory_mib_per_node=1000)
-    pool.run(replace(POOL, resources=resources))
-    assert pool.read("log").split() == ["begin", "end", "begin", "end"]
-
-
-def test_a_job_that_requests_more_memory_than_a_node_has_runs_alone(pool: Allocations) -> None:
-    track = "echo begin >> log; sleep 0.3; echo end >> log"
-    pool.send(track, track, memory_mib_per_node=1 << 40)
-    pool.run()
+@pytest.mark.parametrize(
+    ("of_node", "first", "second"),
+    [
+        (0, {"cpus_per_task": 2}, {"cpus_per_task": 2}),
+        (1000, {"memory_mib_per_node": 600}, {"memory_mib_per_node": 600}),
+        (1000, {}, {"memory_mib_per_node": 600}),  # it has the share of its CPUs
+        (0, {"memory_mib_per_node": 1 << 40}, {"memory_mib_per_node": 1 << 40}),  # each alone
+    ],
+)
+def test_what_does_not_fit_waits(
+    pool: Allocations, of_node: int, first: dict[str, int], second: dict[str, int]
+) -> None:
+    for wants in (first, second):
+        pool.send("echo begin >> log; sleep 0.3; echo end >> log", **wants)
+    memory = {"memory_mib_per_node": of_node} if of_node else {}
+    pool.run(replace(POOL, resources=replace(POOL.resources, **memory)))  # type: ignore[arg-type]
     assert pool.read("log").split() == ["begin", "end", "begin", "end"]
 
 

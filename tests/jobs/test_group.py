@@ -142,10 +142,11 @@ def test_a_missing_output_is_a_failure(place: Place) -> None:
     assert "[a] mantik: it ended with 0 but did not make it's two" in said
 
 
-def test_touched_files_are_there_for_those_who_need_them(place: Place) -> None:
+def test_touched_files_are_there_for_those_who_need_them_and_some_run_nothing(place: Place) -> None:
     group = singles(
-        member("a", ":", touches=("dir/-done",)), member("b", "ls dir/-done"), needs={1: (0,)}
-    )
+        member("a", ":", touches=("dir/-done",)), member("b", "ls dir/-done"), member("all"),
+        member("c"), needs={1: (0,), 2: (1,)},
+    )  # fmt: skip
     assert place.ran(group)[0] == 0
 
 
@@ -169,11 +170,6 @@ def test_a_long_command_and_a_nasty_name(place: Place) -> None:
     code, said = place.ran(singles(member("a/b & \\c\n%", long)))
     assert code == 0, said
     assert "[a/b & \\c %] 5." in said
-
-
-def test_members_that_run_nothing(place: Place) -> None:
-    group = singles(member("a", "touch a"), member("all"), member("b"), needs={1: (0,)})
-    assert place.ran(group)[0] == 0
 
 
 def test_temporary_files_go_when_they_were_read(place: Place) -> None:

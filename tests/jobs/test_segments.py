@@ -121,9 +121,15 @@ def test_the_schedulers_own_warning_counts(trial: Trial) -> None:
     assert (ended.sure.exit_code, ended.sure.go_on) == (GO_ON_CODE, "time_limit"), ended.log
 
 
-def test_an_end_from_outside_lists_the_checkpoint_and_decides_nothing(trial: Trial) -> None:
+@pytest.mark.parametrize(
+    "signals",
+    [(signal.SIGTERM,), (signal.SIGUSR1, signal.SIGTERM)],  # or cancelled after its warning
+)
+def test_an_end_from_outside_lists_the_checkpoint_and_decides_nothing(
+    trial: Trial, signals: tuple[signal.Signals, ...]
+) -> None:
     spec = segment(trial, "echo 1 > ckpt/state; : > running; sleep 60")
-    ended = trial.signalled(spec, signal.SIGTERM)
+    ended = trial.signalled(spec, *signals)
     assert (ended.sure.exit_code, ended.sure.go_on, ended.sure.changed) == (143, "", True)
     assert "ckpt/state" in [entry.path for entry in ended.sure.files]
 
@@ -186,13 +192,6 @@ def test_one_that_was_submitted_ahead_compares_the_checkpoint(trial: Trial) -> N
     ended = trial.run(second)
     assert (ended.sure.failed_step, ended.sure.missing_inputs) == ("inputs", ("ckpt/state",))
     assert not (trial.workspace / "ran").exists()
-
-
-def test_a_signal_before_the_time_is_no_end_of_the_walltime(trial: Trial) -> None:
-    """As when a job is cancelled between its warning and its end."""
-    spec = segment(trial, "echo 1 > ckpt/state; : > running; sleep 60")
-    ended = trial.signalled(spec, signal.SIGUSR1, signal.SIGTERM)
-    assert (ended.sure.exit_code, ended.sure.go_on, ended.sure.changed) == (143, "", True)
 
 
 SAVES_SLOWLY = """\

@@ -13,6 +13,7 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import (
     CredentialError,
     SiteBusy,
+    SiteError,
     SiteNotFound,
     SiteRejected,
     SiteUnauthorized,
@@ -58,11 +59,22 @@ async def test_reads_again_when_a_server_is_in_trouble(parrot: Parrot) -> None:
     assert parrot.asked[0][2]["User-Agent"].startswith("snakemake-executor-plugin-mantik/0.")
 
 
-async def test_gives_up_after_a_while(parrot: Parrot) -> None:
-    parrot.answers = [Say(502)]
-    with pytest.raises(SiteUnreachable):
+@pytest.mark.parametrize(
+    ("say", "error", "times"),
+    [
+        (Say(502), SiteUnreachable, rest.REPEAT_ATTEMPTS),
+        (Say(404, b""), SiteNotFound, 1),  # a definite answer
+        (Say(429, b"", {"Retry-After": "3600"}), SiteBusy, 1),  # nobody waits for an hour
+    ],
+)
+async def test_how_often_it_asks_again(
+    parrot: Parrot, say: Say, error: type[SiteError], times: int
+) -> None:
+    parrot.answers = [say]
+    with pytest.raises(error) as caught:
         await talk(parrot, read)
-    assert len(parrot.asked) == rest.REPEAT_ATTEMPTS
+    assert getattr(caught.value, "retry_after", None) == (3600 if say.status == 429 else None)
+    assert len(parrot.asked) == times
 
 
 async def test_a_list_of_jobs_is_not_asked_for_again_after_an_error(parrot: Parrot) -> None:
@@ -75,26 +87,11 @@ async def test_a_list_of_jobs_is_not_asked_for_again_after_an_error(parrot: Parr
     assert len(parrot.asked) == 1
 
 
-async def test_a_definite_answer_is_not_asked_for_again(parrot: Parrot) -> None:
-    parrot.answers = [Say(404, b"")]
-    with pytest.raises(SiteNotFound):
-        await talk(parrot, read)
-    assert len(parrot.asked) == 1
-
-
 async def test_waits_as_long_as_it_is_told(parrot: Parrot) -> None:
     parrot.answers = [Say(429, b"", {"Retry-After": "1"}), Say()]
     started = time.monotonic()
     await talk(parrot, read)
     assert time.monotonic() - started >= 1
-
-
-async def test_does_not_wait_for_an_hour(parrot: Parrot) -> None:
-    parrot.answers = [Say(429, b"", {"Retry-After": "3600"})]
-    with pytest.raises(SiteBusy) as caught:
-        await talk(parrot, read)
-    assert caught.value.retry_after == 3600
-    assert len(parrot.asked) == 1
 
 
 SUBMISSIONS = [

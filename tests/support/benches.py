@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar
 
 import pytest
@@ -100,15 +101,11 @@ def unicore_site(
 ) -> UnicoreSite:
     """A site of the test server; further `settings` by their names in the config, None: not set."""
     given = {"CAFile": str(server.ca_file), "Scheduler": scheduler, **settings}
+    values = {key: value for key, value in given.items() if value is not None}
     return UnicoreSite(
-        "unicorex",
-        url or server.url,
-        credential or Password(USER, PASSWORD),
-        workspace_name=workspace,
-        settings=SiteSettings.model_validate(
-            {key: value for key, value in given.items() if value is not None}
-        ),
-    )
+        "unicorex", url or server.url, credential or Password(USER, PASSWORD),
+        workspace_name=workspace, settings=SiteSettings.model_validate(values),
+    )  # fmt: skip
 
 
 def site_at(url: str, credential: Credential, **timing: float) -> UnicoreSite:
@@ -144,38 +141,34 @@ def site(made: Site, facts: SiteFacts) -> Site:
     return made
 
 
+def _bench(make: Callable[..., Site], wrong: Credential, url: str, cluster: Cluster) -> Bench:
+    """Sites as `make` makes them; `url` is one of a server whose port is to be filled in."""
+    nobody = url.format(free_port())
+    return Bench(make, lambda: make(credential=wrong), lambda: make(url=nobody), cluster)
+
+
+def _slurm(centre: Centre) -> Cluster:
+    return SlurmCluster(centre.directory, centre.environment, CENTRE_USER)
+
+
 @pytest.fixture
 def tsi_bench(tsi_unicorex: UnicoreX, centre: Centre) -> Bench:
-    workspace = f"ws-{uuid.uuid4()}"
-    nobody = f"https://localhost:{free_port()}/rest/core"
-    return Bench(
-        site=lambda: unicore_site(tsi_unicorex, workspace),
-        stranger=lambda: unicore_site(tsi_unicorex, workspace, credential=Password(USER, "wrong")),
-        away=lambda: unicore_site(tsi_unicorex, workspace, url=nobody),
-        cluster=SlurmCluster(centre.directory, centre.environment, CENTRE_USER),
-    )
+    make = partial(unicore_site, tsi_unicorex, f"ws-{uuid.uuid4()}")
+    nobody = "https://localhost:{}/rest/core"
+    return _bench(make, Password(USER, "wrong"), nobody, _slurm(centre))
 
 
 @pytest.fixture
 def sandbox_bench(sandbox: Sandbox) -> Bench:
-    workspace = f"ws-{uuid.uuid4()}"
     user, password = sandbox.credentials("hpc1")
+    workspace, settings = f"ws-{uuid.uuid4()}", SiteSettings()
 
-    def site(url: str = sandbox.url("hpc1"), password: str = password) -> UnicoreSite:
-        return UnicoreSite(
-            "sandbox",
-            url,
-            Password(user, password),
-            workspace_name=workspace,
-            settings=SiteSettings(),
-        )
+    def site(url: str = sandbox.url("hpc1"), credential: Credential | None = None) -> UnicoreSite:
+        right = credential or Password(user, password)
+        return UnicoreSite("sandbox", url, right, workspace_name=workspace, settings=settings)
 
-    return Bench(
-        site=site,
-        stranger=lambda: site(password="wrong"),
-        away=lambda: site(url=f"http://127.0.0.1:{free_port()}/rest/core"),
-        cluster=SandboxCluster(sandbox, "hpc1"),
-    )
+    nobody = "http://127.0.0.1:{}/rest/core"
+    return _bench(site, Password(user, "wrong"), nobody, SandboxCluster(sandbox, "hpc1"))
 
 
 def firecrest_site(
@@ -203,14 +196,8 @@ def firecrest_site(
 
 @pytest.fixture
 def sandbox_firecrest_bench(sandbox: Sandbox) -> Bench:
-    workspace = f"ws-{uuid.uuid4()}"
-    nobody = f"http://127.0.0.1:{free_port()}"
-    return Bench(
-        site=lambda: firecrest_site(sandbox, workspace),
-        stranger=lambda: firecrest_site(sandbox, workspace, credential=Bearer("wrong")),
-        away=lambda: firecrest_site(sandbox, workspace, url=nobody),
-        cluster=SandboxCluster(sandbox, "hpc2"),
-    )
+    make = partial(firecrest_site, sandbox, f"ws-{uuid.uuid4()}")
+    return _bench(make, Bearer("wrong"), "http://127.0.0.1:{}", SandboxCluster(sandbox, "hpc2"))
 
 
 def real_firecrest_site(
@@ -236,11 +223,5 @@ def real_firecrest_site(
 
 @pytest.fixture
 def firecrest_bench(real_firecrest: Firecrest, centre: Centre) -> Bench:
-    workspace = f"ws-{uuid.uuid4()}"
-    nobody = f"http://127.0.0.1:{free_port()}"
-    return Bench(
-        site=lambda: real_firecrest_site(real_firecrest, workspace),
-        stranger=lambda: real_firecrest_site(real_firecrest, workspace, credential=Bearer("wrong")),
-        away=lambda: real_firecrest_site(real_firecrest, workspace, url=nobody),
-        cluster=SlurmCluster(centre.directory, centre.environment, CENTRE_USER),
-    )
+    make = partial(real_firecrest_site, real_firecrest, f"ws-{uuid.uuid4()}")
+    return _bench(make, Bearer("wrong"), "http://127.0.0.1:{}", _slurm(centre))

@@ -19,7 +19,6 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.rest_utils import http_request
 
 from snakemake_executor_plugin_mantik.tracking import traces
-from tests.support.ports import free_port
 from tests.tracking.conftest import TrackingServer
 from tests.tracking.test_replay import SOURCE, Killed, Mortal, Replayed, begin
 
@@ -181,33 +180,6 @@ def test_killed_at_any_of_them_and_repeated(
     assert [trace.info.tags["mlflow.traceName"] for trace in found(told)] == ["ask", "ask", "fail"]
     told.replay(again=True)
     assert view(told) == whole
-
-
-@pytest.mark.nightly
-def test_a_server_killed_while_it_stores_them(
-    traced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    server = TrackingServer(tmp_path, free_port())
-    server.start()
-    try:
-        told = replayed(traced, server, "killed")
-        for number in (1, 2, 3):
-            for sent in (False, True):
-                wire = Wire(number, sent=sent, then=server.stop)
-                monkeypatch.setattr(traces, "http_request", wire)
-                with pytest.raises(MlflowException):
-                    told.replay(again=True)
-                server.start()
-        monkeypatch.setattr(traces, "http_request", http_request)
-        told.replay(again=True)
-        whole = view(told)
-        assert [len(trace["data"]["spans"]) for trace in whole[0]] == [2, 2, 1]
-        assert [len(its) for its in whole[1].values()] == [2, 1]
-        told.replay(again=True)
-        assert view(told) == whole
-    finally:
-        server.stop()
 
 
 @pytest.mark.parametrize("code", [404, 501, 503])

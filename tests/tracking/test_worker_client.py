@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -49,101 +48,77 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     return Workers(tmp_path)
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
-
-
-def test_a_server_that_does_not_answer_is_waited_for_once(workers: Workers) -> None:
-    async def work() -> None:
-        each = workers.worker(wait_s=0.05)
-        await asyncio.wait_for(each.made("a"), LONG_S)
-        each._wait_s = NEVER_S
-        await asyncio.wait_for(each.made("b"), LONG_S)
-        assert each.close(LONG_S)
-
-    run(work())
+async def test_a_server_that_does_not_answer_is_waited_for_once(workers: Workers) -> None:
+    each = workers.worker(wait_s=0.05)
+    await asyncio.wait_for(each.made("a"), LONG_S)
+    each._wait_s = NEVER_S
+    await asyncio.wait_for(each.made("b"), LONG_S)
+    assert each.close(LONG_S)
 
     told = "MLflow cannot be updated now; jobs continue, and updates follow later."
     assert workers.said == [f"{told} It has created no run for 0.05 s."]
 
 
-def test_a_server_that_is_slow_is_waited_for_again(workers: Workers) -> None:
-    async def work() -> None:
-        each = workers.worker(wait_s=0.05)
-        one = asyncio.create_task(each.made("a"))
-        await asyncio.sleep(0)
-        each._heard({"try": "other", "run": "1"})
-        await asyncio.wait_for(one, LONG_S)
-        each._wait_s = NEVER_S
-        next_one = asyncio.create_task(each.made("b"))
-        await asyncio.sleep(0)
-        assert not next_one.done()
-        each._heard({"try": "b", "run": "2"})
-        await asyncio.wait_for(next_one, LONG_S)
-        assert each.close(LONG_S)
-
-    run(work())
+async def test_a_server_that_is_slow_is_waited_for_again(workers: Workers) -> None:
+    each = workers.worker(wait_s=0.05)
+    one = asyncio.create_task(each.made("a"))
+    await asyncio.sleep(0)
+    each._heard({"try": "other", "run": "1"})
+    await asyncio.wait_for(one, LONG_S)
+    each._wait_s = NEVER_S
+    next_one = asyncio.create_task(each.made("b"))
+    await asyncio.sleep(0)
+    assert not next_one.done()
+    each._heard({"try": "b", "run": "2"})
+    await asyncio.wait_for(next_one, LONG_S)
+    assert each.close(LONG_S)
 
     assert workers.said == []
 
 
-def test_what_a_job_waits_for_in_any_case_does_not_count(workers: Workers) -> None:
-    async def work() -> None:
-        each = workers.worker(wait_s=0.01)
-        job = asyncio.create_task(each.made("a", NEVER_S))
-        await asyncio.sleep(0.05)
-        assert not job.done()
-        each.release()
-        await asyncio.wait_for(job, LONG_S)
-        assert each.close(LONG_S)
-
-    run(work())
+async def test_what_a_job_waits_for_in_any_case_does_not_count(workers: Workers) -> None:
+    each = workers.worker(wait_s=0.01)
+    job = asyncio.create_task(each.made("a", NEVER_S))
+    await asyncio.sleep(0.05)
+    assert not job.done()
+    each.release()
+    await asyncio.wait_for(job, LONG_S)
+    assert each.close(LONG_S)
 
 
-def test_what_says_that_it_is_down_is_not_waited_for(workers: Workers) -> None:
-    async def work() -> None:
-        each = workers.worker({"down": "away", "tries": ["a", "x"]})
-        await asyncio.wait_for(each.made("a"), LONG_S)
-        assert each.close(LONG_S)
-
-    run(work())
+async def test_what_says_that_it_is_down_is_not_waited_for(workers: Workers) -> None:
+    each = workers.worker({"down": "away", "tries": ["a", "x"]})
+    await asyncio.wait_for(each.made("a"), LONG_S)
+    assert each.close(LONG_S)
 
     assert workers.said == [
         "MLflow cannot be updated now; jobs continue, and updates follow later. away"
     ]
 
 
-def test_earlier_runs_that_cannot_be_told_hold_up_no_job(workers: Workers) -> None:
+async def test_earlier_runs_that_cannot_be_told_hold_up_no_job(workers: Workers) -> None:
     down = {"down": "gone", "tries": ["x", "y"]}
-
-    async def work() -> None:
-        each = workers.worker(down, down)
-        job = asyncio.create_task(each.made("a"))
-        while not workers.said:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
-        assert not job.done()
-        each.release()
-        await job
-        assert each.close(LONG_S)
-
-    run(work())
+    each = workers.worker(down, down)
+    job = asyncio.create_task(each.made("a"))
+    while not workers.said:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert not job.done()
+    each.release()
+    await job
+    assert each.close(LONG_S)
 
     assert workers.said == ["MLflow cannot be updated for 2 earlier runs. gone"]
 
 
-def test_a_worker_that_dies_is_replaced_a_few_times(workers: Workers) -> None:
+async def test_a_worker_that_dies_is_replaced_a_few_times(workers: Workers) -> None:
     (workers.directory / "dies").touch()
-
-    async def work() -> None:
-        each = workers.worker()
-        for number in range(WORKERS + 2):
-            await asyncio.wait_for(each.made(f"job {number}"), LONG_S)
-            assert each._process is not None
-            while each._process.poll() is None:
-                await asyncio.sleep(0.01)
-        assert each.close(LONG_S)
-
-    run(work())
+    each = workers.worker()
+    for number in range(WORKERS + 2):
+        await asyncio.wait_for(each.made(f"job {number}"), LONG_S)
+        assert each._process is not None
+        while each._process.poll() is None:
+            await asyncio.sleep(0.01)
+    assert each.close(LONG_S)
 
     assert (workers.directory / "starts").read_text().count("x") == WORKERS

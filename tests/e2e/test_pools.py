@@ -1,6 +1,7 @@
 """Jobs that run in allocations of their pool, in the sandbox and on a real Slurm."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -271,3 +272,12 @@ def test_a_refused_allocation_fails_its_jobs(firecrest: Project, sandbox: Sandbo
     tells(said, "4 jobs failed", "The job ended: rejected", "Invalid account")
     assert refused.happened < len(MADE)
     assert not list((firecrest.workspace / ".mantik/pools/small").iterdir())
+
+
+@pytest.mark.nightly
+def test_a_job_ends_at_its_own_walltime(firecrest: Project) -> None:
+    prepare(firecrest, SNAKEFILE.replace("range(4)", "range(1)"))
+    begun = time.monotonic()
+    said = firecrest.run().failed()
+    assert time.monotonic() - begun >= 60
+    tells(said, "time limit")

@@ -206,14 +206,6 @@ def test_slow_commands(faulty: Sandbox, fire: FirecrestClient) -> None:
     assert stat.status_code == 404
 
 
-@pytest.mark.parametrize(("action", "jobs"), [("drop_before", 0), ("drop_after", 1)])
-def test_dropping(faulty: Sandbox, fire: FirecrestClient, action: Action, jobs: int) -> None:
-    faulty.faults.add(Fault(action, method="POST", path="/jobs$"))
-    with pytest.raises(httpx.TransportError):
-        fire.post_job(named(action))
-    wait_for(lambda: len(fire.jobs(name=action)) == jobs)
-
-
 def test_jobs_that_are_denied(faulty: Sandbox, fire: FirecrestClient) -> None:
     before = len(faulty.record("hpc2")["runs"])
     faulty.faults.add(Fault("forget_job", method="POST", path="/jobs$"))

@@ -36,14 +36,6 @@ def test_who_am_i(site: Any) -> None:
     assert {"batch", "devel"} < set(queues)
 
 
-def test_wrong_password_and_none(sandbox: Sandbox) -> None:
-    with pytest.raises(httpx.HTTPError, match="403 Server Error: Forbidden"):
-        client.Client(credentials.UsernamePassword("mantik", "wrong"), sandbox.url("hpc1"))
-    anonymous = client.Client(credentials.Anonymous(), sandbox.url("hpc1"))
-    assert anonymous.access_info()["role"]["selected"] == "anonymous"
-    assert anonymous.get_jobs() == []
-
-
 def test_a_job_with_uploaded_inputs(site: Any, tmp_path: Path) -> None:
     (tmp_path / "input file.txt").write_text("data")
     job = site.new_job(

@@ -55,17 +55,6 @@ def alive(pid: int) -> bool:
     return any(process.pid == pid for process in processes.processes())
 
 
-async def test_exit_codes(submit: Submit) -> None:
-    good = await submit("echo hello")
-    bad = await submit("exit 7")
-    shot = await submit("kill -SEGV $$")
-    await asyncio.gather(end(good), end(bad), end(shot))
-    assert (good.state, good.exit_text) == (BatchState.COMPLETED, "0:0")
-    assert (bad.state, bad.exit_text) == (BatchState.FAILED, "7:0")
-    assert (shot.state, shot.exit_text) == (BatchState.FAILED, "0:11")
-    assert [job.starts for job in (good, bad, shot)] == [1, 1, 1]
-
-
 # However busy the machine is, the script has time for its last words.
 @pytest.mark.parametrize(
     "settings", [replace(SETTINGS, timing=replace(SETTINGS.timing, kill_wait=30.0))]
@@ -141,16 +130,6 @@ async def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path, submit: Sub
     assert not alive(int((tmp_path / "left").read_text()))
 
 
-async def test_memory_over_the_limit_is_killed(submit: Submit) -> None:
-    # The child, not the batch script, uses the memory.
-    hog = 'python3 -c "import time; x = bytearray(200 << 20); time.sleep(60)"'
-    job = await submit(hog + "; true", "--mem=100M")
-    modest = await submit("sleep 1", "--mem=100M")
-    await asyncio.gather(end(job), end(modest))
-    assert (job.state, job.reason, job.signal) == (BatchState.OUT_OF_MEMORY, "OutOfMemory", 9)
-    assert modest.state is BatchState.COMPLETED
-
-
 @pytest.mark.parametrize("settings", [replace(SETTINGS, memory_state="FAILED")])
 async def test_memory_over_the_limit_as_slurm_without_cgroups_has_it(
     tmp_path: Path, submit: Submit
@@ -163,14 +142,6 @@ async def test_memory_over_the_limit_as_slurm_without_cgroups_has_it(
     assert (job.state, job.reason, job.signal) == (BatchState.FAILED, "JobLaunchFailure", 9)
     said = (tmp_path / "err").read_text()
     assert re.search(r"StepId=1000.batch exceeded memory limit \(\d+ > 104857600\)", said)
-
-
-@pytest.mark.parametrize(
-    "settings", [replace(SETTINGS, partitions=(Partition("closed", up=False),))]
-)
-async def test_jobs_of_a_partition_that_is_down_wait(submit: Submit) -> None:
-    job = await submit("true", "--partition=closed")
-    assert (job.state, job.reason) == (BatchState.PENDING, "PartitionDown")
 
 
 async def test_first_come_first_served_and_what_fits_goes_ahead(
@@ -216,31 +187,6 @@ async def test_more_cpus_than_the_machine_has_take_all_of_it(
     job = await submit("echo $SLURM_CPUS_PER_TASK", "--cpus-per-task=64")
     await end(job)
     assert (job.slots, (tmp_path / "out").read_text()) == (2, "64\n")
-
-
-async def test_a_job_waiting_is_cancelled_without_being_started(
-    scheduler: LocalScheduler, submit: Submit
-) -> None:
-    await submit("sleep 60", "--cpus-per-task=2")
-    waiting = await submit("true")
-    await scheduler.cancel(waiting.id)
-    assert (waiting.state, waiting.starts) == (BatchState.CANCELLED, 0)
-
-
-async def test_a_job_starts_after_others_however_they_end(
-    scheduler: LocalScheduler, submit: Submit
-) -> None:
-    first = await submit("sleep 60")
-    second = await submit("exit 3")
-    both = f"--dependency=afterany:{first.id}:{second.id}"
-    third = await submit("true", both)
-    await end(second)
-    assert (third.state, third.reason) == (BatchState.PENDING, "Dependency")
-    await scheduler.cancel(first.id)
-    await end(third)
-    assert third.started is not None
-    assert first.ended is not None
-    assert (third.state, third.started >= first.ended) == (BatchState.COMPLETED, True)
 
 
 async def test_a_job_starts_after_one_that_never_ran_or_that_nobody_knows(

@@ -16,8 +16,7 @@ from tests.support.ports import free_port
 from tests.support.s3 import S3, rclone
 from tests.support.sandbox import wait_for
 from tests.tracking import test_life
-from tests.tracking.conftest import Tracked, TrackingServer, sandbox, tracked
-from tests.tracking.rules import HEAD, rule
+from tests.tracking.conftest import HEAD, Tracked, TrackingServer, rule, sandbox, tracked
 
 __all__ = ["sandbox", "tracked"]
 

@@ -24,26 +24,26 @@ from snakemake_executor_plugin_mantik.runs.schedules import (
 from tests.schedule.conftest import Killed, Machine
 
 
-def test_each_due_time_is_a_run_until_the_last_day(machine: Machine) -> None:
-    machine.add("0 6 * * 1", until="2026-03-30")
+@pytest.mark.parametrize(
+    ("cron", "tz", "until", "off", "fired"),
+    [
+        ("0 6 * * 1", "Europe/Berlin", "2026-03-30", "2026-03-01 12:00",
+         ["2026-03-02T06:00:00+01:00", "2026-03-09T06:00:00+01:00", "2026-03-16T06:00:00+01:00",
+          "2026-03-23T06:00:00+01:00", "2026-03-30T06:00:00+02:00"]),
+        # The last day is one of the schedule's time zone.
+        ("30 23 * * *", "America/New_York", "2026-03-02", "2026-03-01 12:00",
+         ["2026-03-01T23:30:00-05:00", "2026-03-02T23:30:00-05:00"]),
+        # What is made up for later was due before the end.
+        ("0 6 * * *", "Europe/Berlin", "2026-03-03", "2026-03-10", ["2026-03-03T06:00:00+01:00"]),
+    ],
+)  # fmt: skip
+def test_each_due_time_is_a_run_until_the_last_day(
+    machine: Machine, cron: str, tz: str, until: str, off: str, fired: list[str]
+) -> None:
+    machine.add(cron, tz, until, MissedPolicy.ONCE)
+    machine.pass_by(off)
     machine.go_on("2026-06-01", machine.scheduler())
-    assert machine.fired == [
-        "2026-03-02T06:00:00+01:00", "2026-03-09T06:00:00+01:00", "2026-03-16T06:00:00+01:00",
-        "2026-03-23T06:00:00+01:00", "2026-03-30T06:00:00+02:00",
-    ]  # fmt: skip
-
-
-def test_the_last_day_is_one_of_the_schedule_s_time_zone(machine: Machine) -> None:
-    machine.add("30 23 * * *", tz="America/New_York", until="2026-03-02")
-    machine.go_on("2026-03-10", machine.scheduler())
-    assert machine.fired == ["2026-03-01T23:30:00-05:00", "2026-03-02T23:30:00-05:00"]
-
-
-def test_what_is_made_up_for_later_was_due_before_the_end(machine: Machine) -> None:
-    machine.add("0 6 * * *", until="2026-03-03", missed=MissedPolicy.ONCE)
-    machine.pass_by("2026-03-10")
-    machine.go_on("2026-03-12", machine.scheduler())
-    assert machine.fired == ["2026-03-03T06:00:00+01:00"]
+    assert machine.fired == fired
 
 
 def test_what_is_long_over_is_forgotten_and_nothing_else(

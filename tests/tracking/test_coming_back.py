@@ -14,8 +14,7 @@ from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 from tests.support.command import smk_mantik
 from tests.support.gate import Gate
 from tests.support.workflows import WAIT_S, Project, tells, until
-from tests.tracking.conftest import Tracked
-from tests.tracking.rules import workflow
+from tests.tracking.conftest import Tracked, workflow
 
 SLOW = """
 import mlflow, os, pathlib, time

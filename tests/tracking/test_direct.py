@@ -6,8 +6,7 @@ from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.tracking.run import direct_remark, sent_variables
 from tests.support.workflows import tells
-from tests.tracking.conftest import PASSWORD, Tracked, TrackingServer
-from tests.tracking.rules import workflow
+from tests.tracking.conftest import PASSWORD, Tracked, TrackingServer, workflow
 
 LOGS = """
 import mlflow, os, sys

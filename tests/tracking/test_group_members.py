@@ -5,8 +5,7 @@ from mlflow.entities import Run
 from snakemake_executor_plugin_mantik.jobs.script import export_lines
 from snakemake_executor_plugin_mantik.tracking.run import PARENT_RUN_TAG
 from snakemake_executor_plugin_mantik.tracking.store import member_variables
-from tests.tracking.conftest import Tracked
-from tests.tracking.rules import HEAD
+from tests.tracking.conftest import HEAD, Tracked
 
 CODE = """
 import sys

@@ -9,8 +9,7 @@ import pytest
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.errors import install_command
 from tests.support.workflows import tells
-from tests.tracking.conftest import PASSWORD, Tracked
-from tests.tracking.rules import HEAD, rule, workflow
+from tests.tracking.conftest import HEAD, PASSWORD, Tracked, rule, workflow
 
 CODE = """
 import os

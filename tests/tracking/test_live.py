@@ -9,8 +9,7 @@ import pytest
 from mlflow.entities import Run
 
 from tests.support.workflows import Project, until
-from tests.tracking.conftest import Tracked
-from tests.tracking.rules import workflow
+from tests.tracking.conftest import Tracked, workflow
 
 pytestmark = pytest.mark.software("MLflow in a file")
 """MLflow is imported by the job, by each worker and by each controller's run: that adds up."""

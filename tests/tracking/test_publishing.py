@@ -33,7 +33,7 @@ from snakemake_executor_plugin_mantik.tracking.run import (
 from snakemake_executor_plugin_mantik.tracking.store import try_directory
 from tests.support.ports import free_port
 from tests.tracking.conftest import TrackingServer
-from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, each_death
+from tests.tracking.test_replay import OVERLOADED, each_death, killed_at_each_act
 from tests.tracking.written import Written
 
 FAILED, TRIED_AGAIN = "first", "second"
@@ -117,22 +117,7 @@ def directory(tmp_path: Path, empty_store: Path) -> Iterator[Directory]:
 
 @each_death
 def test_killed_anywhere(tmp_path: Path, empty_store: Path, step: int) -> None:
-    died, alive = 0, False
-    while not alive:
-        each = Directory(tmp_path / str(died), empty_store)
-        # Dead before the act, or after it; or the server does not answer.
-        try:
-            each.publish(Mortal(each.client, died + 1, ENDS[died % len(ENDS)]))
-            alive = True
-        except (Killed, MlflowException):
-            died += step
-            each.publish(each.client)
-        each.check()
-        each.journal.close()
-    assert died > 15
-
-
-ENDS = (Killed(), OVERLOADED)
+    assert killed_at_each_act(lambda path: Directory(path, empty_store), tmp_path, step) > 15
 
 
 def test_a_run_is_made_once_by_those_who_make_several(

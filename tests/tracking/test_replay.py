@@ -267,6 +267,25 @@ each_death = pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.ma
 """How many acts lie between two deaths that are tried."""
 
 
+def killed_at_each_act(make: Callable[[Path], Any], tmp_path: Path, step: int) -> int:
+    """Break off what publishes at one act after the other, dead or without an answer.
+
+    How many acts there are, about.
+    """
+    died, alive = 0, False
+    while not alive:
+        each = make(tmp_path / str(died))
+        try:
+            each.publish(Mortal(each.client, died + 1, ENDS[died % 2]))
+            alive = True
+        except (Killed, MlflowException):
+            died += step
+            each.publish(each.client)
+        each.check()
+        each.journal.close()
+    return died
+
+
 @each_death
 def test_killed_anywhere_and_repeated(told: Replayed, tmp_path: Path, step: int) -> None:
     whole = tmp_path / "whole.db"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Successor
@@ -32,7 +31,7 @@ from snakemake_executor_plugin_mantik.tracking.store import store_directory
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.worker_client import WorkerClient
 from tests.support.controller import request
-from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, each_death
+from tests.tracking.test_replay import each_death, killed_at_each_act
 from tests.tracking.written import Written
 
 WORKFLOW = TrackedWorkflow("Snakefile")
@@ -300,18 +299,7 @@ def test_each_step_is_published_once_whoever_dies(
     tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr(WorkerClient, "wake", lambda _: None)
-    died, alive = 0, False
-    while not alive:
-        each = Directory(tmp_path / str(died), empty_store)
-        try:
-            each.publish(Mortal(each.client, died + 1, (Killed(), OVERLOADED)[died % 2]))
-            alive = True
-        except (Killed, MlflowException):
-            died += step
-            each.publish(each.client)
-        each.check()
-        each.journal.close()
-    assert died > 12
+    assert killed_at_each_act(lambda path: Directory(path, empty_store), tmp_path, step) > 12
 
 
 @pytest.mark.parametrize("published", [False, True])

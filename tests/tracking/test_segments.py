@@ -10,8 +10,7 @@ import pytest
 
 from tests.e2e import test_long_training as long_training
 from tests.support.workflows import Project, tells, until
-from tests.tracking.conftest import Tracked
-from tests.tracking.rules import HEAD
+from tests.tracking.conftest import HEAD, Tracked
 
 pytestmark = pytest.mark.software("MLflow in a file")
 

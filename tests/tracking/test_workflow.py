@@ -6,8 +6,7 @@ from pathlib import Path
 from snakemake_executor_plugin_mantik.tracking.publishing import RETRY_OF
 from snakemake_executor_plugin_mantik.tracking.run import PARENT_RUN_TAG
 from tests.support.workflows import FILES_STAY, tells
-from tests.tracking.conftest import Tracked
-from tests.tracking.rules import HEAD, rule
+from tests.tracking.conftest import HEAD, Tracked, rule
 
 RULES = """
 rule all:

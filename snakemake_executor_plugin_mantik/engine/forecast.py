@@ -16,7 +16,7 @@ from ..jobs.resources import cpus_per_node
 from ..jobs.spec import InputFile, JobSpec, Resources
 from ..journal import FileLedger, JournalCopy, TryRecord, TryState
 from ..sites.base import SiteFacts, Submission
-from ..sites.firecrest.script import submission_body
+from ..sites.firecrest.script import job_body, scheduler_script
 from ..sites.unicore.description import batch_directives, job_description
 from ..staging.local import Key, LocalFile, LocalFiles
 from .plan import Planner, make_submission
@@ -159,8 +159,8 @@ def _submission(
     """
     scheduler = config.site.scheduler
     if config.api == "firecrest":
-        body = submission_body(submission, "pbs" if scheduler == "pbs" else "slurm", workspace)
-        return body, body["job"]["script"]
+        script = scheduler_script(submission, "pbs" if scheduler == "pbs" else "slurm", workspace)
+        return job_body(script, workspace), script
     description = job_description(submission, scheduler, None, unicore_version)
     if scheduler == "none":
         return description, submission.script

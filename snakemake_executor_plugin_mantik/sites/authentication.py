@@ -355,12 +355,8 @@ class _Issued(Credential):
     def refused(self, headers: Mapping[str, str]) -> bool:
         """Let `renew` replace a token that was refused before its time: the clocks may differ."""
         if headers.get("Authorization") == self.get_auth_header():
-            self.expire()
+            self._renew_at = Moment()
         return True
-
-    def expire(self) -> None:
-        """Let `renew` get a new token before the next request."""
-        self._renew_at = Moment()
 
     def _renew(self) -> None:
         with self._lock:
@@ -519,7 +515,7 @@ class DeviceLogin(Refreshed):
             return None
         newer = copy(self)
         newer._form = {**self._form, "refresh_token": refresh_token}
-        newer.expire()
+        newer._renew_at = Moment()
         return newer
 
     def login(self) -> None:

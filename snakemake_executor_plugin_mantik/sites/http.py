@@ -23,7 +23,6 @@ import httpx
 
 from ..common.errors import (
     SiteBusy,
-    SiteError,
     SiteNotFound,
     SiteRejected,
     SiteUnauthorized,
@@ -210,6 +209,18 @@ class Pattern:
     do: str = ""
 
 
+OF_FILES: Final = (
+    Pattern(r"No space left|Disk quota exceeded", Meaning.REJECTED, "Free space at the site"),
+    Pattern(r"File exists|Is a directory|Not a directory", Meaning.REJECTED),
+    Pattern(
+        r"Permission denied|Operation not permitted|Read-only file system|Access denied",
+        Meaning.REJECTED,
+        "Check the permissions of your account at the site",
+    ),
+)
+"""Texts of commands that deal with files."""
+
+
 _BY_STATUS: Final = {
     401: Meaning.CREDENTIALS,
     403: Meaning.CREDENTIALS,
@@ -252,25 +263,6 @@ def judge(
     return meaning, CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
 
 
-def make_error(
-    meaning: Meaning, response: httpx.Response, site: str, text: str, do: str = ""
-) -> SiteError:
-    """Make the error for an answer that means `meaning`; `do` is advice for the user.
-
-    `response` is fully read. `text` is the server's text, which is shortened here, so that callers
-    can classify all of it first.
-    """
-    request = response.request
-    text = shorten(text)
-    what = f"{request.method} {request.url.path} was answered with {response.status_code}"
-    what = f"{what}: {text}" if text else what
-    wait = None
-    if meaning is Meaning.RETRY:
-        wait = retry_after(response.headers.get("Retry-After"), server_time(response))
-    kind: type[SiteError] = meaning.value
-    return kind(what, where=f"site {site}", do=do, status=response.status_code, retry_after=wait)
-
-
 def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
     """Cut the middle out of a server's text that is longer than `longest` characters.
 
@@ -280,7 +272,7 @@ def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
     return text if len(text) <= longest else f"{text[:half]} … {text[-half:]}"
 
 
-def retry_after(header: str | None, now: float | None = None) -> float | None:
+def retry_after(header: str | None, now: float | None) -> float | None:
     """Return the seconds to wait according to a Retry-After header; None if it names no time.
 
     A date is compared with `now`, the server's own clock, because ours may be off; without `now` it
@@ -319,3 +311,12 @@ def is_from_gateway(response: httpx.Response) -> bool:
 def is_json(response: httpx.Response) -> bool:
     """Check whether the body is JSON, by the answer's own word."""
     return "json" in response.headers.get("Content-Type", "")
+
+
+def body_of(response: httpx.Response) -> dict[str, Any] | None:
+    """Return the JSON object in an answer; None if there is none."""
+    try:
+        answer = response.json()
+    except MALFORMED:
+        return None
+    return answer if isinstance(answer, dict) else None

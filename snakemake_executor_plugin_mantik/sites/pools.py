@@ -353,20 +353,14 @@ class _Pools:
             self._files |= {tag: f"{pool.directory}/{name}" for tag, name in look.ready.items()}
             if state := self._rejected.pop(pool.name, None):
                 self._refuse(pool, state.detail, final=not (state.later or look.alive))
-            self._see_to(pool, look, begun)
+            lacking = min(pool.count, look.wanted) - look.alive
+            # The list has to show what the last requests have made.
+            listed = begun is self._requests.get(pool.name) and (begun is None or begun.done())
+            now = asyncio.get_running_loop().time()
+            if self.notify and listed and lacking > 0 and now >= self._refusals[pool.name].until:
+                requests = self._request(pool, lacking, alone=not look.alive)
+                self._requests[pool.name] = asyncio.create_task(requests)
             return look
-
-    def _see_to(self, pool: Pool, look: _Look, begun: "asyncio.Task[None] | None") -> None:
-        """Request allocations if a pool has too few for what waits.
-
-        `begun` are the last requests before the directory was listed.
-        """
-        lacking = min(pool.count, look.wanted) - look.alive
-        listed = begun is self._requests.get(pool.name) and (begun is None or begun.done())
-        now = asyncio.get_running_loop().time()
-        if self.notify and listed and lacking > 0 and now >= self._refusals[pool.name].until:
-            requests = self._request(pool, lacking, alone=not look.alive)
-            self._requests[pool.name] = asyncio.create_task(requests)
 
     async def _request(self, pool: Pool, number: int, *, alone: bool) -> None:
         """Request allocations, while others look at the jobs."""

@@ -39,12 +39,14 @@ from .http import (
     MALFORMED,
     Meaning,
     Pattern,
+    body_of,
     explain_tls_error,
     is_from_gateway,
     judge,
-    make_error,
     read_answer,
+    retry_after,
     server_time,
+    shorten,
     tls_context,
 )
 
@@ -131,7 +133,6 @@ class Connection(ABC):
         self.clock: float | None = None
         timing = settings.timing
         self.max_concurrency = timing.concurrent_requests
-        self._site = site
         self._timeout_s = timing.timeout_s
         self._credential = credential
         name = "snakemake-executor-plugin-mantik"
@@ -178,7 +179,17 @@ class Connection(ABC):
         else:
             text = self.text_of(response)
             meaning, do = judge(response, text, self.patterns, foreign=self._is_foreign(response))
-        return make_error(meaning, response, self._site, text, do)
+        # Shortened only now, so that all of it was classified.
+        request, text = response.request, shorten(text)
+        what = f"{request.method} {request.url.path} was answered with {response.status_code}"
+        wait = None
+        if meaning is Meaning.RETRY:
+            wait = retry_after(response.headers.get("Retry-After"), server_time(response))
+        kind: type[SiteError] = meaning.value
+        return kind(
+            f"{what}: {text}" if text else what,
+            where=self.where, do=do, status=response.status_code, retry_after=wait,
+        )  # fmt: skip
 
     @abstractmethod
     def _slot(self, size: int | None, channels: int) -> AbstractAsyncContextManager[None]:
@@ -327,11 +338,7 @@ class Connection(ABC):
         Raises:
             SiteUnreachable: there is none: the answer is incomplete or not from the server.
         """
-        try:
-            answer = response.json()
-        except MALFORMED:
-            answer = None
-        if not isinstance(answer, dict):
+        if (answer := body_of(response)) is None:
             raise self.nonsense(response.request.url.path)
         return answer
 

@@ -12,7 +12,6 @@ from snakemake_executor_plugin_mantik.sites.firecrest.script import (
     SchedulerName,
     scheduler_job_name,
     scheduler_script,
-    submission_body,
     transfer_script,
 )
 from tests.support import virtualtime
@@ -50,7 +49,7 @@ PBS = Resources(
 
 
 def test_slurm() -> None:
-    assert scheduler_script(JOB, "slurm", "/scratch/me/ws/.mantik/jobs") == (
+    assert scheduler_script(JOB, "slurm", "/scratch/me/ws") == (
         "#!/bin/bash\n"
         f"#SBATCH --job-name=train_fold_1_model_gr_er-{TAG}\n"
         "#SBATCH --partition=normal\n"
@@ -73,7 +72,7 @@ def test_slurm() -> None:
 
 
 def test_pbs() -> None:
-    assert scheduler_script(replace(JOB, resources=PBS), "pbs", "/work/me/ws/.mantik/jobs") == (
+    assert scheduler_script(replace(JOB, resources=PBS), "pbs", "/work/me/ws") == (
         "#!/bin/bash\n"
         "#PBS -S /bin/bash\n"
         f"#PBS -N train_fold_1_model_gr_er-{TAG}\n"
@@ -90,12 +89,9 @@ def test_pbs() -> None:
     )
 
 
-def test_the_request_has_the_script_and_where_it_runs() -> None:
-    body = submission_body(JOB, "slurm", "/scratch/me/ws")
-    script = scheduler_script(JOB, "slurm", "/scratch/me/ws/.mantik/jobs")
-    assert body == {"job": {"working_directory": "/scratch/me/ws", "script": script}}
+def test_resources_that_the_scheduler_lacks() -> None:
     with pytest.raises(UserError):
-        submission_body(replace(JOB, resources=Resources(qos="high")), "pbs", "/w")
+        scheduler_script(replace(JOB, resources=Resources(qos="high")), "pbs", "/w")
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])

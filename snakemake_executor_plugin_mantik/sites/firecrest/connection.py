@@ -16,7 +16,7 @@ from typing import Any, Final
 import httpx
 
 from ...common.errors import SiteUnauthorized
-from ..http import MALFORMED, Meaning, Pattern, is_from_gateway
+from ..http import OF_FILES, Meaning, Pattern, body_of, is_from_gateway
 from ..rest import Connection, Opened
 from ..slurm import TOO_MANY_JOBS
 from .script import SchedulerName
@@ -57,14 +57,8 @@ _ERROR_TEXTS: Final = (
         Meaning.UNKNOWN,
     ),
     Pattern(r"sbatch: (error|fatal)|\bqsub: ", Meaning.REJECTED, "Check the job's resources"),
-    Pattern(r"No space left|Disk quota exceeded", Meaning.REJECTED, "Free space at the site"),
-    Pattern(r"File exists|Is a directory|Not a directory", Meaning.REJECTED),
+    *OF_FILES,
     Pattern(r"No such file or directory|Job not found", Meaning.NOT_FOUND),
-    Pattern(
-        r"Permission denied|Operation not permitted|Read-only file system",
-        Meaning.REJECTED,
-        "Check the permissions of your account at the site",
-    ),
     Pattern(r"System not found", Meaning.REJECTED, "Check Machine in the backend config"),
     Pattern(
         r"Account parameter is required",
@@ -133,23 +127,18 @@ class FirecrestConnection(Connection):
 
     def _is_foreign(self, response: httpx.Response) -> bool:
         missing = response.status_code == httpx.codes.NOT_FOUND
-        return is_from_gateway(response) or (missing and "errorType" not in _body_of(response))
+        return is_from_gateway(response) or (missing and "errorType" not in _body(response))
 
     def text_of(self, response: httpx.Response) -> str:
-        body = _body_of(response)
+        body = _body(response)
         caused = body.get("causedBy")
         parts = [body.get("message"), *(caused if isinstance(caused, list) else [])]
         text = " ".join(str(part) for part in parts if part) if body else response.text
         return " ".join(text.split())
 
 
-def _body_of(response: httpx.Response) -> dict[str, Any]:
-    """Return the JSON object in `response`; empty if there is none."""
-    try:
-        answer = response.json()
-    except MALFORMED:
-        return {}
-    return answer if isinstance(answer, dict) else {}
+def _body(response: httpx.Response) -> dict[str, Any]:
+    return body_of(response) or {}
 
 
 def closes_connection(response: httpx.Response) -> bool:
@@ -160,7 +149,7 @@ def closes_connection(response: httpx.Response) -> bool:
     """
     return (
         response.status_code == httpx.codes.INTERNAL_SERVER_ERROR
-        and _body_of(response).get("user") is None
+        and _body(response).get("user") is None
     )
 
 

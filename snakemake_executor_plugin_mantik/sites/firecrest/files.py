@@ -25,11 +25,11 @@ import httpx
 from ...common.errors import SiteNotFound, SiteRejected, SiteUnreachable
 from ...config.values import is_confidential
 from ...jobs.paths import OURS, ROOT
-from ..base import NOT_SAFE, Entry, JobState, Phase, SharedFile, do_nothing
+from ..base import NOT_SAFE, Entry, JobState, Phase, SharedFile
 from ..rest import repeat_request
 from .connection import FirecrestConnection, FirecrestUser, local_time, zone_offset
 from .jobs import JOB_CHANNELS, FirecrestJobs
-from .script import JOBS, TRANSFERS, job_body, transfer_script
+from .script import JOBS, TRANSFERS, transfer_script
 
 _COMMAND_TIMEOUT: Final = 408
 """A command at the site took longer than the server's time-out (5 s by default)."""
@@ -452,7 +452,7 @@ class FirecrestFiles(FirecrestJobs):
         script = transfer_script(
             system.scheduler, system.directives, self._at(JOBS), await self._payer(), commands
         )
-        return await self._submit(job_body(script, self._open.root), do_nothing)
+        return await self._submit(script)
 
     async def _payer(self) -> str | None:
         """Return the account of transfer jobs.

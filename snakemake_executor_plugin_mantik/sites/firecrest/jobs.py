@@ -23,7 +23,7 @@ from ..slurm import (
     slurm_phase,
 )
 from .connection import FirecrestConnection, FirecrestOpened
-from .script import JOBS, scheduler_job_name, submission_body
+from .script import JOBS, job_body, scheduler_job_name, scheduler_script
 
 _LONGEST_DETAIL: Final = 500
 
@@ -177,10 +177,11 @@ class FirecrestJobs(RestSite[FirecrestConnection, FirecrestOpened]):
 
     async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
         opened = self._open
-        body = submission_body(submission, opened.system.scheduler, opened.root)
-        return await self._submit(body, begin)
+        script = scheduler_script(submission, opened.system.scheduler, opened.root)
+        return await self._submit(script, begin)
 
-    async def _submit(self, body: Mapping[str, Any], begin: Callable[[], None]) -> str:
+    async def _submit(self, script: str, begin: Callable[[], None] = do_nothing) -> str:
+        body = job_body(script, self._open.root)
         async with self._turn():
             begin()
             answer = await self._connection.once("submit", "POST", self._jobs_path, json=body)

@@ -17,31 +17,18 @@ TRANSFERS: Final = ".mantik/transfers"
 SchedulerName = Literal["slurm", "pbs"]
 
 
-def submission_body(
-    submission: Submission, scheduler: SchedulerName, workspace: str
-) -> dict[str, Any]:
-    """Make the body of `POST /compute/{system}/jobs` for a submission.
+def job_body(script: str, workspace: str) -> dict[str, Any]:
+    """Make the body of `POST /compute/{system}/jobs`.
 
-    All resources are requested in the script, because other fields would override it. `workspace`
-    is an absolute path at the site.
-
-    Raises:
-        UserError: the scheduler does not support a resource.
-        SiteRejected: there are commands for a login node, or the tag is not valid.
+    All resources are requested in the script, because other fields would override it.
     """
-    output = f"{workspace.rstrip('/')}/{JOBS}"
-    return job_body(scheduler_script(submission, scheduler, output), workspace)
+    return {"job": {"working_directory": workspace, "script": script}}
 
 
-def job_body(script: str, directory: str) -> dict[str, Any]:
-    """Make the body of the request that submits a batch script, run in `directory`."""
-    return {"job": {"working_directory": directory, "script": script}}
-
-
-def scheduler_script(submission: Submission, scheduler: SchedulerName, output: str) -> str:
+def scheduler_script(submission: Submission, scheduler: SchedulerName, workspace: str) -> str:
     """Insert the scheduler's directives after the first line of a submission's script.
 
-    `output` is the absolute path of the directory for the scheduler's output, `<id>.out`.
+    `workspace` is an absolute path at the site.
 
     Raises:
         UserError: the scheduler does not support a resource.
@@ -58,6 +45,7 @@ def scheduler_script(submission: Submission, scheduler: SchedulerName, output: s
             do="Remove Environment: Uenv from the backend config",
         )
     name = scheduler_job_name(submission.name, submission.tag)
+    output = f"{workspace.rstrip('/')}/{JOBS}"
     if scheduler == "slurm":
         prefix = "#SBATCH "
         lines = [

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx
 
 from ...common.errors import SiteError
-from ..http import MALFORMED, Meaning, Pattern, is_json
+from ..http import OF_FILES, Meaning, Pattern, body_of
 from ..rest import Connection, Opened, repeat_request
 
 SESSION_EXPIRED: Final = 432
@@ -42,13 +42,7 @@ _ERROR_TEXTS = (
     Pattern(r"submission is (currently )?disabled|submission disabled", Meaning.RETRY),
     # Schedulers forget a job some minutes after its end.
     Pattern(r"Invalid job id specified|Unknown Job Id", Meaning.NOT_FOUND),
-    Pattern(r"No space left|Disk quota exceeded", Meaning.REJECTED, "Free space at the site"),
-    Pattern(r"file exists|Is a directory|is not a directory|Not a directory", Meaning.REJECTED),
-    Pattern(
-        r"Permission denied|Operation not permitted|Read-only file system|Access denied",
-        Meaning.REJECTED,
-        "Check the permissions of your account at the site",
-    ),
+    *OF_FILES,
     Pattern(r"JSONException", Meaning.REJECTED),
     Pattern(r"Illegal permissions string|URISyntaxException", Meaning.REJECTED),
 )
@@ -132,15 +126,7 @@ class UnicoreConnection(Connection):
         return super().error_of(response)
 
     def text_of(self, response: httpx.Response) -> str:
-        text = response.text
-        if is_json(response):
-            try:
-                answer = response.json()
-            except MALFORMED:
-                answer = None
-            if isinstance(answer, dict):
-                text = str(answer.get("errorMessage", text))
-        return root_cause(text)
+        return root_cause(str((body_of(response) or {}).get("errorMessage", response.text)))
 
 
 def urls_in(answer: Mapping[str, Any], key: str) -> list[str]:

@@ -17,9 +17,9 @@ from ..jobs.paths import IMAGES
 from ..jobs.pools import Pool
 from ..jobs.quoting import keep_literal
 from ..jobs.spec import Apptainer, Container, Environment, Resources, ScriptLimits
-from .environment_keys import ApptainerConfig, EnvironmentConfig, PythonConfig
+from .environment_keys import ApptainerConfig, EnvironmentConfig
 from .known_sites import node_cores
-from .model import BackendConfig
+from .model import BackendConfig, PoolConfig, ResourcesConfig
 from .named_files import read_edf, read_requirements
 
 _SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
@@ -43,6 +43,7 @@ def job_environment(
         name: the name of the environment in the config; empty for `Environment`.
     """
     environment = config.named_environment(name)
+    python = environment.python
     cpus = cpus_per_task if cpus_per_task is not None else config.resources.cpus_per_node
     variables = {_SRUN_CPUS: str(cpus)} if cpus is not None else {}
     apptainer = None
@@ -53,7 +54,7 @@ def job_environment(
         )
     return Environment(
         apptainer=apptainer,
-        python=_python(environment.python, config),
+        python=_expandable(posixpath.normpath(python.path), config) if python else None,
         requirements=requirement_files(environment, project),
         modules=environment.modules,
         variables={**variables, **environment.variables},
@@ -65,10 +66,6 @@ def job_environment(
         slurm_options=_slurm_options(environment),
         expand=config.site.expand,
     )
-
-
-def _python(python: PythonConfig | None, config: BackendConfig) -> str | None:
-    return None if python is None else _expandable(posixpath.normpath(python.path), config)
 
 
 def _container(environment: EnvironmentConfig, project: Path) -> Container | None:
@@ -114,15 +111,8 @@ def find_pool(config: BackendConfig, name: str, account: str | None) -> Pool:
     """Return the site's pool of that name, whose allocations `account` pays for."""
     given = config.pools[name]
     return Pool(
-        name,
-        Resources(
-            queue=given.queue, runtime_s=given.runtime_s, nodes=given.nodes,
-            cpus_per_task=given.cpus_per_node, gpus_per_node=given.gpus_per_node,
-            memory_mib_per_node=given.memory_mib_per_node, account=account,
-            reservation=given.reservation, constraint=given.node_constraints, qos=given.qos,
-        ),
-        given.idle_s, given.count, config.site.term_grace_s, given.takes_s,
-        node_cores(config, given.queue),
+        name, replace(_resources(given), account=account), given.idle_s, given.count,
+        config.site.term_grace_s, given.takes_s, node_cores(config, given.queue),
     )  # fmt: skip
 
 
@@ -141,18 +131,16 @@ def job_resources(config: BackendConfig) -> Resources:
     nodes = given.nodes
     if nodes is None and given.total_cpus and given.cpus_per_node:
         nodes = given.total_cpus // given.cpus_per_node
+    return replace(_resources(given), nodes=nodes, total_cpus=given.total_cpus)
+
+
+def _resources(given: ResourcesConfig | PoolConfig) -> Resources:
     return Resources(
-        queue=given.queue,
-        runtime_s=given.runtime_s,
-        nodes=nodes,
-        cpus_per_task=given.cpus_per_node,
-        total_cpus=given.total_cpus,
-        gpus_per_node=given.gpus_per_node,
-        memory_mib_per_node=given.memory_mib_per_node,
-        reservation=given.reservation,
-        constraint=given.node_constraints,
-        qos=given.qos,
-    )
+        queue=given.queue, runtime_s=given.runtime_s, nodes=given.nodes,
+        cpus_per_task=given.cpus_per_node, gpus_per_node=given.gpus_per_node,
+        memory_mib_per_node=given.memory_mib_per_node, reservation=given.reservation,
+        constraint=given.node_constraints, qos=given.qos,
+    )  # fmt: skip
 
 
 def script_limits(config: BackendConfig) -> ScriptLimits:

@@ -16,7 +16,12 @@ _JSC_SCRATCH: Final = "files in $SCRATCH that were not used for 90 days are dele
 _CSCS_TOKENS: Final = (
     "https://auth.cscs.ch/auth/realms/firecrest-clients/protocol/openid-connect/token"
 )
-_CSCS_SCRATCH: Final = "files in $SCRATCH that were not used for {} days are deleted"
+_ALPS: Final = {
+    "hpc": ("HPC platform", 30),
+    "ml": ("ML platform", 14),
+    "cw": ("climate and weather", 30),
+}
+"""CSCS's platforms, and after how many days they delete files."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +69,17 @@ def _jsc(
 
 
 def _alps(
-    name: str,
-    platform: str,
-    queues: str,
-    architecture: str,
-    title: str,
-    *,
-    cores: int | None = None,
-    days: int = 30,
+    name: str, platform: str, queues: str, architecture: str, cores: int | None = None
 ) -> KnownSite:
+    title, days = _ALPS[platform]
     return KnownSite(
         name,
-        f"{title}, CSCS",
+        f"{name.title()}, Alps ({title}), CSCS",
         "firecrest",
         f"https://api.cscs.ch/{platform}/firecrest/v2",
         tuple(queues.split()),
         architecture,
-        _CSCS_SCRATCH.format(days),
+        f"files in $SCRATCH that were not used for {days} days are deleted",
         f"https://docs.cscs.ch/access/firecrest, https://docs.cscs.ch/clusters/{name}",
         machine=name,
         token_url=_CSCS_TOKENS,
@@ -96,21 +95,11 @@ KNOWN_SITES: Final = {
         _jsc("jupiter", "JUPITER, JSC", "booster", "arm64", 288),
         # JUSUF had the same kind of API; whether it still has one, and its URL, is not published.
         _jsc("jusuf", "JUSUF, JSC", "batch gpus develgpus", "amd64", 128, url=False),
-        _alps("daint", "hpc", "normal debug low", "arm64", "Daint, Alps (HPC platform)", cores=288),
-        _alps("eiger", "hpc", "normal debug", "amd64", "Eiger, Alps (HPC platform)", cores=128),
-        _alps(
-            "clariden",
-            "ml",
-            "normal low debug",
-            "arm64",
-            "Clariden, Alps (ML platform)",
-            cores=288,
-            days=14,
-        ),
-        _alps("bristen", "ml", "normal", "amd64", "Bristen, Alps (ML platform)", days=14),
-        _alps(
-            "santis", "cw", "normal debug", "arm64", "Santis, Alps (climate and weather)", cores=288
-        ),
+        _alps("daint", "hpc", "normal debug low", "arm64", 288),
+        _alps("eiger", "hpc", "normal debug", "amd64", 128),
+        _alps("clariden", "ml", "normal low debug", "arm64", 288),
+        _alps("bristen", "ml", "normal", "amd64"),
+        _alps("santis", "cw", "normal debug", "arm64", 288),
     )
 }
 """Known sites by name."""

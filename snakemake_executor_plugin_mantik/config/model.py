@@ -9,20 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-)
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from ..common.errors import UserError
 from ..common.secret_names import secret_values
 from ..jobs.quoting import find_code, find_unclosed, find_unclosed_in_word
 from ..jobs.resources import pbs_features
 from .environment_keys import LOGIN_HOOKS, OPTION_KEYS, SLURM_KEYS, EnvironmentConfig, not_expanded
-from .exclude import read_patterns
 from .section import ConfigSection, Keys, config_key
-from .settings import SiteSettings
+from .settings import Patterns, SiteSettings
 from .values import (
     Address,
     Count,
@@ -33,7 +28,6 @@ from .values import (
     Positive,
     Text,
     describe_value,
-    list_schema,
     not_allowed,
     parse_integer,
     parse_options,
@@ -85,14 +79,11 @@ class ResourcesConfig(ConfigSection):
         "rule's resource slurm_account",
     }
     HINTS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "gpu": ("GPUsPerNode",),
-        "gpus_per_node": ("GPUsPerNode",),
+        **dict.fromkeys(("gpu", "gpus", "gpus_per_node"), ("GPUsPerNode",)),
+        **dict.fromkeys(("time", "walltime"), ("Runtime",)),
         "mem": ("MemoryPerNode",),
         "ntasks": ("CPUsPerNode",),
-        "gpus": ("GPUsPerNode",),
         "partition": ("Queue",),
-        "time": ("Runtime",),
-        "walltime": ("Runtime",),
     }
 
     queue: Names = config_key(
@@ -269,7 +260,7 @@ class BackendConfig(ConfigSection):
         " mantik_pool=NAME.",
         {},
     )
-    exclude: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = config_key(
+    exclude: Patterns = config_key(
         "Exclude",
         "Files that are not uploaded: patterns as in .gitignore, relative to the project folder.",
         (),
@@ -330,36 +321,28 @@ class BackendConfig(ConfigSection):
         yield from _not_for_pbs(data)
         site = data.get("Site")
         expand = isinstance(site, Mapping) and site.get("Expand") is True
-        yield from expansion_mistakes(_written_environments(data), expand=expand)
+        environments = list(_written_environments(data))
+        yield from expansion_mistakes(environments, expand=expand)
         scheduler = _scheduler(data)
-        pools = data.get("Pools")
-        for name, pool in pools.items() if isinstance(pools, Mapping) else ():
-            several = isinstance(pool, Mapping) and pool.get("Nodes", 1) != 1
-            if several and scheduler in {"pbs", "none"}:
-                yield (
-                    ("Pools", name, "Nodes"),
-                    f"needs Slurm to start agents, but Site: Scheduler is {scheduler}",
-                )
-        for keys, environment in _written_environments(data):
-            for key in SLURM_KEYS if scheduler in {"pbs", "none"} else ():
-                if key in environment:
-                    yield (
-                        (*keys, key),
-                        f"needs Slurm, which starts it, but Site: Scheduler is {scheduler}",
-                    )
+        if scheduler in {"pbs", "none"}:
+            pools, instead = data.get("Pools"), f"but Site: Scheduler is {scheduler}"
+            for name, pool in pools.items() if isinstance(pools, Mapping) else ():
+                if isinstance(pool, Mapping) and pool.get("Nodes", 1) != 1:
+                    yield ("Pools", name, "Nodes"), f"needs Slurm to start agents, {instead}"
+            for keys, environment in environments:
+                for key in (key for key in SLURM_KEYS if key in environment):
+                    yield (*keys, key), f"needs Slurm, which starts it, {instead}"
         if "Firecrest" not in data or "UnicoreApiUrl" in data:
             return
-        if _scheduler(data) == "none":
+        if scheduler == "none":
             yield ("Site", "Scheduler"), "cannot be none for firecREST; use slurm or pbs"
-        for keys, environment in _written_environments(data):
-            for hook in LOGIN_HOOKS:
-                if hook in environment:
-                    instead = hook.replace("Login", "Compute")
-                    yield (
-                        (*keys, hook),
-                        f"is not supported by firecREST, which runs nothing on a login node; "
-                        f"use {instead} instead if possible",
-                    )
+        for keys, environment in environments:
+            for hook in (hook for hook in LOGIN_HOOKS if hook in environment):
+                yield (
+                    (*keys, hook),
+                    "is not supported by firecREST, which runs nothing on a login node; use"
+                    f" {hook.replace('Login', 'Compute')} instead if possible",
+                )
 
 
 def expansion_mistakes(

@@ -13,14 +13,13 @@ from pydantic import ValidationError
 from ..common.errors import ConfigError, Mistake
 from .documents import DocumentError, find_duplicates, read_document
 from .exclude import Exclude
-from .model import BackendConfig
+from .model import ENVIRONMENT_NAME, BackendConfig
 from .named_files import read_requirements
 from .units import is_plain_number
 
 KINDS: Final = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 _NOT_THERE: Final = "there is no such file: correct the path, or create one with smk-mantik init"
 
-_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 # Names with a meaning in Snakemake's expressions for resources: `site=max` would not be a text.
 _TAKEN: Final = frozenset(
     ("attempt", "input", "resources", "rulename", "threads", "wildcards", *dir(builtins))
@@ -201,7 +200,7 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 def check_site_name(name: str) -> str:
     """Return the reason why `name` cannot be the name of a site; empty if it can."""
-    if not _NAME.fullmatch(name):
+    if not ENVIRONMENT_NAME.fullmatch(name):
         return (
             f"{name!r} cannot be the name of a site: use a letter, then letters, digits, - and _; "
             "write NAME=FILE"

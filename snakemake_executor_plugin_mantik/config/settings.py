@@ -16,6 +16,7 @@ from ..jobs.spec import ScriptLimits
 from .exclude import read_patterns
 from .section import ConfigSection, Keys, config_key, missing_file
 from .values import (
+    LIST,
     Duration,
     Name,
     Positive,
@@ -23,14 +24,13 @@ from .values import (
     Text,
     Url,
     describe_value,
-    list_schema,
     not_allowed,
     one_of,
     parse_text,
     words_schema,
 )
 
-_Patterns = Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()]
+Patterns = Annotated[tuple[str, ...], BeforeValidator(read_patterns), LIST]
 _SCHEDULERS: Final = ("slurm", "pbs", "none")
 _SHARING: Final = ("private", "group")
 
@@ -168,7 +168,7 @@ class SiteSettings(ConfigSection):
     project_files_limit_bytes: Size = config_key(
         "ProjectFilesLimit", "Maximum total size of the project files that no rule names.", "32M"
     )
-    include: _Patterns = config_key(
+    include: Patterns = config_key(
         "Include",
         "Files to upload although they seem to hold a secret: patterns as in "
         "Exclude. A credential's own file is never uploaded.",

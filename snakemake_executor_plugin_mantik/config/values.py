@@ -16,10 +16,9 @@ from pydantic import BeforeValidator, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ..jobs.quoting import code_end
-from ..jobs.script import BASH_OWN, VARIABLE_BYTES
+from ..jobs.script import BASH_OWN, VARIABLE_BYTES, VARIABLE_NAME
 from . import units
 
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,9}")
 # Options reach bash as written: these characters must be in quotes.
 _OPERATORS: Final = set(";&|<>()`")
@@ -304,7 +303,7 @@ def _variables(value: object) -> dict[str, str]:
     variables: dict[str, str] = {}
     for key, item in value.items():
         name = str(key)
-        if not _VARIABLE.fullmatch(name):
+        if not VARIABLE_NAME.fullmatch(name):
             found.append(
                 ((name,), "is not a name of a variable: use letters, digits and _, no digit first")
             )
@@ -329,19 +328,17 @@ _WHOLE: Final = {
     "maximum": 10**9 - 1,
 }
 
-SCALAR: Final = WithJsonSchema({"type": ["string", "number"]})
+_SCALAR: Final = {"type": ["string", "number"]}
+SCALAR: Final = WithJsonSchema(_SCALAR)
 """The JSON Schema of a text, which may be written as a number."""
+LIST: Final = WithJsonSchema({"type": "array", "items": _SCALAR})
+"""The JSON Schema of a list of texts and numbers."""
 
 
 def text_or_list_schema(*kinds: str) -> WithJsonSchema:
     """Return the JSON Schema of a text, or of a list of texts and values of the types `kinds`."""
     items = {"type": ["string", *kinds]}
     return WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": items}]})
-
-
-def list_schema() -> WithJsonSchema:
-    """Return the JSON Schema of a list of texts and numbers."""
-    return WithJsonSchema({"type": "array", "items": {"type": ["string", "number"]}})
 
 
 def words_schema(*words: str) -> WithJsonSchema:
@@ -367,11 +364,10 @@ Text = Annotated[str, BeforeValidator(_line), SCALAR]
 Name = Annotated[str, BeforeValidator(_name), SCALAR]
 """A name for a scheduler's directive: no blanks, quotes, backslashes or #."""
 
-_SCALARS: Final = {"type": ["string", "number"]}
 Names = Annotated[
     str,
     BeforeValidator(_names),
-    WithJsonSchema({"anyOf": [_SCALARS, {"type": "array", "items": _SCALARS, "minItems": 1}]}),
+    WithJsonSchema({"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR, "minItems": 1}]}),
 ]
 """One name, or a list that becomes one text with commas."""
 
@@ -442,7 +438,7 @@ CommandWords = Annotated[
 ]
 """Words for a command line, written as a text or a list of texts."""
 
-Modules = Annotated[tuple[str, ...], BeforeValidator(_modules), list_schema()]
+Modules = Annotated[tuple[str, ...], BeforeValidator(_modules), LIST]
 """Names of environment modules."""
 
 Commands = Annotated[
@@ -456,7 +452,7 @@ Variables = Annotated[
     WithJsonSchema(
         {
             "type": "object",
-            "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+            "propertyNames": {"pattern": f"^{VARIABLE_NAME.pattern}$"},
             "additionalProperties": {"type": ["string", "number", "boolean"]},
         }
     ),

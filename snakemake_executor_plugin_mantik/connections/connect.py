@@ -141,9 +141,7 @@ def find_config(record: SiteRecord | None, name: str, given: Sequence[str] = ())
     return read_config_named(name, path, Path(), project=None)
 
 
-_OF_CLIENTS = (
-    "workspace", "storage", "sharing", "scheduler", "ca_file", "proxy",
-)  # fmt: skip
+_OF_CLIENTS = ("workspace", "storage", "sharing", "scheduler", "ca_file", "proxy")
 """The settings of a site that its client uses; the others are the engine's."""
 
 
@@ -275,9 +273,8 @@ class ReconnectedSite:
 
     def holds(self, record: TryRecord) -> bool:
         """Check whether a try is in a workspace that was reached."""
-        if (runner := self.runners.get(record.site)) is None:
-            return False
-        return runner.place.id == record.place
+        runner = self.runners.get(record.site)
+        return runner is not None and runner.place.id == record.place
 
     def unreached(self, record: TryRecord) -> str:
         """Return why a try's workspace was not reached."""

@@ -57,7 +57,7 @@ class Image:
 
 def wrap_modules(modules: Sequence[str], command: str, *, rule: str) -> str:
     """Return bash that runs the command after `module purge` and `module load`, as in Snakemake."""
-    words = " ".join(map(shlex.quote, (word for name in modules for word in name.split())))
+    words = shlex.join(word for name in modules for word in name.split())
     load = f"_m_own _m_load_modules {_who(rule)} {words}"
     return f"{use_library()} && {load} || exit 1\nunset -f $(compgen -A function _m_)\n{command}"
 

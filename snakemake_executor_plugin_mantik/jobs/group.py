@@ -87,24 +87,24 @@ def render_group(group: GroupProgram) -> str:
     members, teams = group.members, group.teams
     numbers = range(len(members))
     arrays = {
-        "name": _words(member.name for member in members),
-        "prefix": _words(_in_sed(f"[{member.name}] ") for member in members),
+        "name": shlex.join(member.name for member in members),
+        "prefix": shlex.join(_in_sed(f"[{member.name}] ") for member in members),
         "team": _numbers(member.team for member in members),
         "service": _numbers(int(member.service) for member in members),
-        "followers": _words(
+        "followers": shlex.join(
             _numbers(n for n, (needs, _) in enumerate(teams) if number in needs)
             for number in numbers
         ),
-        "members": _words(
+        "members": shlex.join(
             _numbers(n for n, member in enumerate(members) if member.team == number)
             for number in range(len(teams))
         ),
         "awaits": _numbers(len(needs) for needs, _ in teams),
-        "takes": _words(_numbers(takes) for _, takes in teams),
+        "takes": shlex.join(_numbers(takes) for _, takes in teams),
         "limit": _numbers(group.limits),
         "pipes": quote_paths(group.pipes),
         "temporary": quote_paths(path for path, _ in group.temporary),
-        "readers": _words(_numbers(readers) for _, readers in group.temporary),
+        "readers": shlex.join(_numbers(readers) for _, readers in group.temporary),
     }
     return "\n".join(
         [
@@ -145,10 +145,6 @@ def _member(number: int, member: GroupMember) -> Iterator[str]:
     yield f"_m_member_{number}() {{  # {' '.join(member.name.split())}"
     yield from (f"  {line} || return" for line in lines or [":"])
     yield "}"
-
-
-def _words(texts: Iterable[str]) -> str:
-    return " ".join(shlex.quote(text) for text in texts)
 
 
 def _numbers(numbers: Iterable[int]) -> str:

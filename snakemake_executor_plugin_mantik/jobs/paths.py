@@ -47,8 +47,6 @@ from pathlib import Path, PurePosixPath
 
 OURS = ".mantik"
 PLACE = f"{OURS}/place"
-NEWER = f"{OURS}/newer"
-KNOWN = f"{OURS}/known"
 TRIES = f"{OURS}/tries"
 WORK = f"{OURS}/work"
 BUNDLES = f"{OURS}/bundles"

@@ -32,9 +32,9 @@ _TEXTS: Final[Mapping[str, tuple[str, ...]]] = {
 _GPUS: Final = ("gpu", "gpus")
 
 _REFUSED: Final[Mapping[str, str]] = {
-    "gres": "use `gpu=<number over all nodes>`, and `gpu_model` for their kind",
-    "tasks_per_gpu": "use `tasks=<number over all nodes>`",
-    "cpus_per_gpu": "use `cpus_per_task`",
+    "gres": "Use `gpu=<number over all nodes>`, and `gpu_model` for their kind",
+    "tasks_per_gpu": "Use `tasks=<number over all nodes>`",
+    "cpus_per_gpu": "Use `cpus_per_task`",
 }
 """Resources of the Slurm plugin that are not supported, and what to request instead."""
 
@@ -117,7 +117,7 @@ def merge_resources(base: Resources, rule: Mapping[str, object], threads: int) -
     """
     for name, instead in _REFUSED.items():
         if rule.get(name) is not None:
-            raise _refuse(name, rule[name], "is not supported", instead)
+            raise refuse_resource(name, rule[name], "is not supported", instead)
     changes: dict[str, Any] = {}
     if (extra := _text(rule, (_EXTRA,))) is not None:
         changes["extra"] = _check_extra(extra)
@@ -125,7 +125,9 @@ def merge_resources(base: Resources, rule: Mapping[str, object], threads: int) -
         if (text := _text(rule, names)) is not None:
             changes[field] = text or None
     if (model := changes.get("gpu_model")) and not _MODEL.fullmatch(model):
-        raise _refuse("gpu_model", model, "has to be one kind of GPU", "write it as Slurm does")
+        raise refuse_resource(
+            "gpu_model", model, "has to be one kind of GPU", "Write it as Slurm does"
+        )
     if (runtime := _number(rule, "runtime")) is not None:
         changes["runtime_s"] = runtime * 60 or None
     for name in ("nodes", "tasks"):
@@ -228,8 +230,10 @@ def memory_per_node(resources: Resources) -> int | None:
     """Return the requested memory of a node in MiB; None if the site's default applies."""
     if resources.memory_mib_per_cpu is None:
         return resources.memory_mib_per_node
-    cpus = total_cpus(resources) or resources.tasks or 1
-    return resources.memory_mib_per_cpu * -(-cpus // (resources.nodes or 1))
+    cpus = cpus_per_node(resources)
+    if cpus is None:
+        cpus = -(-(resources.total_cpus or resources.tasks or 1) // (resources.nodes or 1))
+    return resources.memory_mib_per_cpu * cpus
 
 
 def billed_cores(resources: Resources, of_node: int | None = None) -> int | None:
@@ -350,9 +354,7 @@ def _chunks(resources: Resources) -> str | None:
         cpus = tasks
     if cpus is None and resources.total_cpus is not None:
         cpus = _share(resources.total_cpus, nodes, f"{resources.total_cpus} CPUs")
-    memory = resources.memory_mib_per_node
-    if memory is None and resources.memory_mib_per_cpu is not None:
-        memory = resources.memory_mib_per_cpu * (cpus or 1)
+    memory = memory_per_node(resources)
     parts = [
         f"ncpus={cpus}" if cpus else "",
         f"mpiprocs={tasks}" if cpus else "",
@@ -413,7 +415,7 @@ def _check_extra(extra: str) -> str | None:
         # Many write quotes within quotes, which a value of Snakemake's command line needs.
         words = [word for part in shlex.split(extra) for word in shlex.split(part)]
     except ValueError as error:
-        raise _refuse(_EXTRA, extra, f"cannot be split ({error})", "Correct it") from None
+        raise refuse_resource(_EXTRA, extra, f"cannot be split ({error})", "Correct it") from None
     instead = {option: f"`{name}`" for name, options in _INSTEAD.items() for option in options}
     known = sorted({*instead, *_OURS})
     used = [re.split("[= ]", word.lstrip("-"), maxsplit=1)[0] for word in words if word[0] == "-"]
@@ -421,14 +423,14 @@ def _check_extra(extra: str) -> str | None:
     used = [next((o for o in known if u[1:] and o.startswith(u)), u) for u in used]
     if better := dict.fromkeys(instead[option] for option in used if option in instead):
         advice = f"Use {', '.join(better)} instead"
-        raise _refuse(_EXTRA, extra, "has options for which there are resources", advice)
+        raise refuse_resource(_EXTRA, extra, "has options for which there are resources", advice)
     if ours := [option for option in used if option in _OURS]:
         advice = f"Remove {', '.join(f'--{option}' for option in ours)}"
-        raise _refuse(_EXTRA, extra, "has options that the executor sets itself", advice)
+        raise refuse_resource(_EXTRA, extra, "has options that the executor sets itself", advice)
     for word in words:
         if not _OPTION.fullmatch(word) or not is_single_word(word):
             advice = f"Write {word!r} as --name or --name=value, in full and without blanks"
-            raise _refuse(_EXTRA, extra, "has to be a list of options of sbatch", advice)
+            raise refuse_resource(_EXTRA, extra, "has to be a list of options of sbatch", advice)
     return " ".join(words) or None
 
 
@@ -480,7 +482,7 @@ def _text(rule: Mapping[str, object], names: tuple[str, ...]) -> str | None:
             continue
         # Snakemake turns an account or a partition that looks like a number into one.
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise _refuse(name, value, "has to be a text", "Put it in quotes")
+            raise refuse_resource(name, value, "has to be a text", "Put it in quotes")
         found[name] = str(value).strip()
     return _agreed(found) if found else None
 
@@ -496,9 +498,11 @@ def _number(rule: Mapping[str, object], name: str, lowest: int = 0) -> int | Non
         number = int(value) if isinstance(value, int) or value.is_integer() else None
     if number is None:
         unit = {"runtime": " of minutes", "mem_mb": " of MB", "mem_mb_per_cpu": " of MB"}
-        raise _refuse(name, value, f"has to be a whole number{unit.get(name, '')}", "Correct it")
+        raise refuse_resource(
+            name, value, f"has to be a whole number{unit.get(name, '')}", "Correct it"
+        )
     if number < lowest:
-        raise _refuse(name, value, f"has to be {lowest} or more", "Correct it")
+        raise refuse_resource(name, value, f"has to be {lowest} or more", "Correct it")
     return number
 
 
@@ -514,8 +518,9 @@ def _conflict(values: Mapping[str, object], how: str = "contradict each other") 
     return UserError(f"the resources {text} {how}", do="Keep one of them")
 
 
-def _refuse(name: str, value: object, why: str, do: str) -> UserError:
-    return UserError(f"the resource {name}={value!r} {why}", do=do[0].upper() + do[1:])
+def refuse_resource(name: str, value: object, why: str, do: str) -> UserError:
+    """Return the error for a resource of a rule that has this value."""
+    return UserError(f"the resource {name}={value!r} {why}", do=do)
 
 
 def _job_name(name: str) -> str:

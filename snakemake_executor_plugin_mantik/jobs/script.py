@@ -77,7 +77,7 @@ value, and read-only ones would end the job (tried with bash 5.2)."""
 
 _MONITOR: Final = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"\$(?:(?P<bare>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)\})")
 
 _HEAD = """\
@@ -420,7 +420,7 @@ def export_lines(variables: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _name(name: str) -> str:
-    if _NAME.fullmatch(name):
+    if VARIABLE_NAME.fullmatch(name):
         return name
     advice = "Use letters, digits and _ only, and no digit first"
     raise UserError(f"{name!r} cannot be the name of a variable", do=advice)

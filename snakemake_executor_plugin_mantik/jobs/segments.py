@@ -8,6 +8,7 @@ from typing import Final
 from ..common.errors import UserError
 from ..common.humanize import humanize_duration
 from .reasons import Reason
+from .resources import refuse_resource
 
 CONTINUE: Final = "mantik_continue"
 CHECKPOINT_PATHS: Final = "mantik_checkpoint"
@@ -98,17 +99,19 @@ def parse_continuation(
     if most is None or most == 0:
         for name in SEGMENT_RESOURCES[1:]:
             if most is None and rule.get(name) is not None:
-                raise _refuse(name, rule[name], f"needs {CONTINUE}", f"Add {CONTINUE}=SEGMENTS")
+                raise refuse_resource(
+                    name, rule[name], f"needs {CONTINUE}", f"Add {CONTINUE}=SEGMENTS"
+                )
         return None
     if isinstance(most, str) and most.strip().isdecimal():
         most = int(most)
     if isinstance(most, bool) or not isinstance(most, int) or most < 0:
-        raise _refuse(
+        raise refuse_resource(
             CONTINUE, most, "has to be a number of segments", "Use a whole number, 0 for none"
         )
     checkpoint = _paths(rule.get(CHECKPOINT_PATHS)) or tuple(updated)
     if not checkpoint:
-        raise _refuse(
+        raise refuse_resource(
             CONTINUE, most, "needs a checkpoint to go on from",
             f"Name the files or directories that the job saves its state in with"
             f' {CHECKPOINT_PATHS}="DIRECTORY/", or flag an output with update()',
@@ -124,7 +127,7 @@ def _paths(value: object) -> tuple[str, ...]:
     paths = value.split() if isinstance(value, str) else ()
     wrong = [p for p in paths if p.startswith(("/", "~", "$", ".mantik")) or ".." in p.split("/")]
     if wrong or not paths or any(not path.strip("./") for path in paths):
-        raise _refuse(
+        raise refuse_resource(
             CHECKPOINT_PATHS, value,
             "has to name files or directories below the working directory",
             "Write paths relative to it, separated by blanks",
@@ -137,7 +140,7 @@ def _on(value: object) -> frozenset[Reason]:
         return _DEFAULT_ON
     names = value.replace(",", " ").split() if isinstance(value, str) else []
     if not names or any(name not in _REASONS for name in names):
-        raise _refuse(
+        raise refuse_resource(
             CONTINUE_ON, value, "has to name ends after which the job goes on",
             f"Use one or more of {', '.join(list(_REASONS)[:3])}",
         )  # fmt: skip
@@ -153,9 +156,5 @@ def parse_time(name: str, value: object) -> int:
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None or not int(match[1]):
         advice = "Write a whole number with one of s, m, h, such as '5m'"
-        raise _refuse(name, value, "has to be a time", advice)
+        raise refuse_resource(name, value, "has to be a time", advice)
     return int(match[1]) * _UNITS[match[2]]
-
-
-def _refuse(name: str, value: object, why: str, do: str) -> UserError:
-    return UserError(f"the resource {name}={value!r} {why}", do=do)

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.engine.place import Place, Places
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
-from snakemake_executor_plugin_mantik.jobs.paths import NEWER, PLACE, TRIES
+from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, database
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from tests.support.controller import CONFIG, request
@@ -482,7 +482,7 @@ async def test_what_another_controller_has_numbered_is_older_after_a_takeover(
     await copy.lead()
     copy.die()
     copy.world.write("data", b"other")
-    copy.world.write(f"{NEWER}/data.n", b"7\n")
+    copy.world.write(".mantik/newer/data.n", b"7\n")
     flow = await unlocked(seat, "flow")
     await flow.lead()
     assert (await flow.job(2, "data")).succeeded

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.jobs.paths import KNOWN, NEWER, PLACE
+from snakemake_executor_plugin_mantik.jobs.paths import PLACE
 from snakemake_executor_plugin_mantik.jobs.spec import Environment, InputFile, JobSpec, OutputFile
 from tests.support.trial import NASTY, Ended, Trial, packed
 
@@ -139,10 +139,10 @@ def test_older_content_is_left_for_a_newer_one(trial: Trial, how: str) -> None:
         return replace(spec, bundles=(f"17/{number}",))
 
     def marks() -> set[str]:
-        return {(trial.workspace / f"{NEWER}/{path}.n").read_text() for path in PATHS}
+        return {(trial.workspace / f".mantik/newer/{path}.n").read_text() for path in PATHS}
 
     assert trial.run(brings(b"0000", 0)).sure.exit_code == 0
-    assert not (trial.workspace / NEWER).exists(), "most contents have no number"
+    assert not (trial.workspace / ".mantik/newer").exists(), "most contents have no number"
     assert trial.run(brings(b"2222", 2)).sure.exit_code == 0
     assert marks() == {"2\n"}
     (trial.workspace / "other").unlink()
@@ -232,7 +232,7 @@ def test_large_input_from_another_place_is_read_once(trial: Trial, reads: Path) 
 def test_large_output_is_read_by_its_maker_only(trial: Trial, reads: Path) -> None:
     command = f"head -c {LARGE} /dev/zero > out"
     assert trial.run(job(trial, command=command, outputs=(OutputFile("out"),))).sure.exit_code == 0
-    assert (trial.workspace / KNOWN / "out.k").exists()
+    assert (trial.workspace / ".mantik/known/out.k").exists()
     read = reads.read_text()
     assert trial.run(job(trial, sent("out", bytes(LARGE)))).sure.exit_code == 0
     assert reads.read_text() == read

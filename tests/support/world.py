@@ -28,7 +28,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.jobs.markers import MarkerInvalid, read_marker
 from snakemake_executor_plugin_mantik.jobs.paths import (
-    NEWER,
     OURS,
     PLACE,
     TRIES,
@@ -752,7 +751,7 @@ class World:
                     if file is None:
                         self.make_directory(member.name)
                         continue
-                    mark, number = f"{NEWER}/{member.name}.n", numbers.get(member.name, 0)
+                    mark, number = f".mantik/newer/{member.name}.n", numbers.get(member.name, 0)
                     there = int(self.files.get(mark) or b"0")
                     if number > there:
                         self.write(mark, b"%d" % number)

@@ -3,7 +3,7 @@
 import asyncio
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast, get_args
 
 from ...common.errors import SiteNotFound, SiteRejected, SiteUnreachable, UserError
 from ...jobs.paths import workspace_below
@@ -143,12 +143,7 @@ def parse_system(description: Mapping[str, Any], version: str, where: str) -> Fi
     directives = _pick(operation, "datatransfer_jobs_directives")
     largest = _pick(operation, "max_ops_file_size")
     kind = str(_mapping(description.get("scheduler")).get("type", "")).lower()
-    scheduler: SchedulerName
-    if kind == "slurm":
-        scheduler = "slurm"
-    elif kind == "pbs":
-        scheduler = "pbs"
-    else:
+    if kind not in get_args(SchedulerName):
         raise SiteRejected(
             f"the system's scheduler {kind!r} is not supported",
             where=where,
@@ -157,7 +152,7 @@ def parse_system(description: Mapping[str, Any], version: str, where: str) -> Fi
     systems = _pick(description, "file_systems")
     return FirecrestSystem(
         name=str(description["name"]),
-        scheduler=scheduler,
+        scheduler=cast(SchedulerName, kind),
         server=f"firecREST {version or 'v2'}",
         file_systems=tuple(
             FileSystem(

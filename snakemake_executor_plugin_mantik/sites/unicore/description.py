@@ -11,7 +11,13 @@ from typing import Any, Final, Literal
 
 from ...common.errors import UserError
 from ...config.units import format_duration, format_size
-from ...jobs.resources import after_directive, cpus_per_node, pbs_directives, slurm_directives
+from ...jobs.resources import (
+    after_directive,
+    cpus_per_node,
+    memory_per_node,
+    pbs_directives,
+    slurm_directives,
+)
 from ...jobs.spec import Resources
 from ..base import Submission
 
@@ -222,9 +228,7 @@ def _resources(resources: Resources, known: Collection[str] | None) -> dict[str,
     `UnitParser`: "No conversion for unit").
     """
     nodes, cpus = resources.nodes, cpus_per_node(resources)
-    memory = resources.memory_mib_per_node
-    if memory is None and resources.memory_mib_per_cpu is not None:
-        memory = resources.memory_mib_per_cpu * (cpus or 1)
+    memory = memory_per_node(resources)
     total = resources.total_cpus
     if total is not None and cpus is not None and total != (nodes or 1) * cpus:
         total = None

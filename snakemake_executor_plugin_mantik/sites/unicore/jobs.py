@@ -320,18 +320,10 @@ class UnicoreJobs(RestSite[UnicoreConnection, UnicoreOpened]):
             return state
         if state.phase is not Phase.ENDED and not state.scheduler_id:
             return state
-        return await self._as_scheduler_says(job_id, state, logged_details(log))
-
-    async def _as_scheduler_says(
-        self, job_id: str, state: JobState, logged: Mapping[str, str]
-    ) -> JobState:
-        """Complete the state from the scheduler's details and the job's standard error.
-
-        Slurm's state does not always show that a job ran out of memory; its standard error does.
-        """
-        known = slurm_state(logged or await self._details(job_id), state)
+        known = slurm_state(logged_details(log) or await self._details(job_id), state)
         if known.phase is not Phase.ENDED or known.reason in _BEYOND_DOUBT:
             return known
+        # Slurm's state does not always show that a job ran out of memory.
         words = memory_message(await self._stderr(job_id))
         return replace(known, reason=Reason.OUT_OF_MEMORY, detail=words) if words else known
 

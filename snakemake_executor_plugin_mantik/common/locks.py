@@ -2,8 +2,6 @@
 
 import fcntl
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -14,8 +12,8 @@ _PAUSE_S: Final = 0.1
 def take_lock(file: IO[Any] | int) -> bool:
     """Take the lock of an open file; the caller holds it until the file is closed.
 
-    Returns whether the lock was taken. `hold_if_free` holds a lock for a moment to check it, so a
-    lock that is held is tried again for some tenths of a second.
+    Returns whether the lock was taken. `is_locked` holds a lock for a moment to check it, so a lock
+    that is held is tried again for some tenths of a second.
 
     Raises:
         OSError: the file system does not support locks.
@@ -33,24 +31,12 @@ def take_lock(file: IO[Any] | int) -> bool:
 
 def is_locked(path: Path) -> bool:
     """Check whether a process holds the lock of a file, which may be missing."""
-    with hold_if_free(path) as free:
-        return not free
-
-
-@contextmanager
-def hold_if_free(path: Path) -> Iterator[bool]:
-    """Yield whether no process holds the lock of a file; if so, none can take it meanwhile.
-
-    The lock of a missing file, also of one that vanishes at this moment, is free, and cannot be
-    held: a process that makes the file can take it.
-    """
-    with ExitStack() as opened:
-        free = True
-        with suppress(FileNotFoundError):
-            file = opened.enter_context(path.open("rb"))
-            try:
-                # Shared: other processes may check at the same time.
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                free = False
-        yield free
+    try:
+        with path.open("rb") as file:
+            # Shared: other processes may check at the same time.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False

@@ -8,6 +8,7 @@ texts. A scalar that is a key is always a text.
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 from ruamel.yaml import YAML
@@ -56,9 +57,11 @@ class WrittenFloat(float):
 class Table(dict[str, Any]):
     """A mapping of a document; `twice` holds its duplicate keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, Any]] = ()) -> None:
         super().__init__()
         self.twice: list[str] = []
+        for key, value in pairs:
+            self.add(key, value)
 
     def add(self, key: str, value: Any) -> None:
         """Add an entry, unless the key exists: then only note it as a duplicate."""
@@ -124,7 +127,7 @@ def _read_json(text: str) -> Any:
     try:
         return json.loads(
             text,
-            object_pairs_hook=_table,
+            object_pairs_hook=Table,
             parse_int=_integer,
             parse_float=_float,
             parse_constant=_no_number,
@@ -134,13 +137,6 @@ def _read_json(text: str) -> Any:
         raise DocumentError(f"is not well-formed JSON: {error.msg} ({place})") from None
     except RecursionError:
         raise DocumentError(f"is nested deeper than {_MAX_DEPTH} levels") from None
-
-
-def _table(pairs: list[tuple[str, Any]]) -> Table:
-    table = Table()
-    for key, value in pairs:
-        table.add(key, value)
-    return table
 
 
 def _no_number(name: str) -> Any:

@@ -8,11 +8,9 @@ These support neither classes nor backslashes in sets and refuse a range whose e
 start. So this module translates sets, by the rules of git's own matcher (git/git, wildmatch.c).
 """
 
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
-from pathlib import Path
 from typing import Final
 
 from pathspec import GitIgnoreSpec, RegexPattern
@@ -139,9 +137,8 @@ def read_patterns(value: object) -> tuple[str, ...]:
 
 def _pattern(value: object) -> str:
     parse_text(value, "a pattern")
-    text = (
-        as_written(value) if isinstance(value, (int, float)) else str(value)
-    )  # keeps blanks, which may be intended
+    # Blanks may be intended.
+    text = as_written(value) if isinstance(value, (int, float)) else str(value)
     positive = text.removeprefix("!")
     if positive.startswith("/"):
         raise ValueError(
@@ -223,7 +220,6 @@ class Exclude:
 
     def __init__(self, patterns: Sequence[str], *, before: Sequence[str] = _NEVER_SENT) -> None:
         """Compile `patterns` that `read_patterns` has checked, after those in `before`."""
-        self.patterns = tuple(patterns)
         # The last rule that matches an entry decides.
         self._rules = [_Rule(pattern) for pattern in reversed((*before, *patterns))]
         self._seen: dict[str, bool] = {}
@@ -236,31 +232,6 @@ class Exclude:
                 self._seen[parent] = self.matches(parent, is_dir=True)
             if self._seen[parent]:
                 return True
-        return self._says(path, is_dir=is_dir)
-
-    def walk(self, root: Path) -> Iterator[str]:
-        """Yield the files below `root` that are not excluded, sorted, as paths relative to it.
-
-        Enter neither excluded directories nor links to directories, as git does. Links to files
-        count as files. Sockets and pipes are left out.
-
-        Raises:
-            OSError: a directory that is not excluded cannot be read.
-        """
-        yield from self._walk(root, "")
-
-    def _walk(self, root: Path, directory: str) -> Iterator[str]:
-        with os.scandir(root / directory) as entries:
-            ordered = sorted(entries, key=lambda entry: entry.name)
-        for entry in ordered:
-            path = f"{directory}{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                if not self._says(path, is_dir=True):
-                    yield from self._walk(root, f"{path}/")
-            elif entry.is_file() and not self._says(path, is_dir=False):
-                yield path
-
-    def _says(self, path: str, *, is_dir: bool) -> bool:
         rules = (rule for rule in self._rules if rule.speaks_of(path, is_dir=is_dir))
         return next((rule.excludes for rule in rules), False)
 

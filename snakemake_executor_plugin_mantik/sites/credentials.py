@@ -8,6 +8,7 @@ docs/credentials.md.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -85,8 +86,8 @@ def find_in_environment(
 
 def _held_by(file: Path, origin: str) -> str:
     try:
-        value = file.expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
+        value = Path(os.path.expanduser(file)).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise CredentialError(
             f"the file {file} cannot be read: {reason}", do=f"Set {origin} to a readable file"
@@ -135,14 +136,7 @@ def credential_files(environ: Mapping[str, str]) -> dict[str, Path]:
                     found[origin.removesuffix("_FILE")] = Path(_held_by(Path(value), origin))
         elif origin.endswith("_SSH_KEY"):
             found[origin] = Path(value)
-    return {origin: _expanded(path) for origin, path in found.items()}
-
-
-def _expanded(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError:  # ~ of an unknown user
-        return path
+    return {origin: Path(os.path.expanduser(path)) for origin, path in found.items()}
 
 
 @dataclass(frozen=True)

@@ -87,17 +87,14 @@ async def repeat_request(act: Callable[[], Awaitable[_T]], *, answered: bool = T
             return answered or error.status is None
         return isinstance(error, SiteBusy)
 
-    async for attempt in stamina.retry_context(
-        on=worth,
+    repeat = stamina.AsyncRetryingCaller(
         attempts=REPEAT_ATTEMPTS,
         timeout=_REPEAT_S,
         wait_initial=REPEAT_FIRST_S,
         wait_max=REPEAT_LONGEST_S,
         wait_jitter=REPEAT_FIRST_S,
-    ):
-        with attempt:
-            return await act()
-    raise AssertionError("stamina makes one attempt at least")
+    )
+    return await repeat(worth, act)
 
 
 class Connection(ABC):

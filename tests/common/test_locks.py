@@ -1,5 +1,6 @@
 """Locks, with real processes that hold them."""
 
+import fcntl
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.locks import hold_if_free, is_locked, take_lock
+from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
 
 HOLD = """
 import sys
@@ -50,24 +51,14 @@ def test_a_lock_that_was_never_made_is_free_and_is_not_made(tmp_path: Path) -> N
     assert not (tmp_path / "lock").exists()
 
 
-def test_many_may_look_at_once_and_nobody_takes_it_meanwhile(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    path.touch()
-    with hold_if_free(path) as one, hold_if_free(path) as other, path.open("ab") as file:
-        assert one
-        assert other
-        assert not take_lock(file)
-    assert not is_locked(path)
-
-
 def test_whoever_looks_does_not_turn_away_whoever_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lock"
     path.touch()
-    looking = hold_if_free(path)
-    assert looking.__enter__()
-    # Looking ends while the other one pauses.
-    monkeypatch.setattr(time, "sleep", lambda _: looking.__exit__(None, None, None))
-    with path.open("ab") as file:
+    with path.open("rb") as looking, path.open("ab") as file:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert not is_locked(path), "many may look at once"
+        # Looking ends while the other one pauses.
+        monkeypatch.setattr(time, "sleep", lambda _: looking.close())
         assert take_lock(file)

@@ -8,7 +8,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -181,17 +181,12 @@ class _Channels:
 
     @asynccontextmanager
     async def take(self, number: int) -> AsyncIterator[None]:
-        taken = 0
-        try:
+        async with AsyncExitStack() as taken:
             # One at a time: otherwise two tasks may each hold a channel that the other waits for.
             async with self._turn:
                 for _ in range(min(number, self._count)):
-                    await self._free.acquire()
-                    taken += 1
+                    await taken.enter_async_context(self._free)
             yield
-        finally:
-            for _ in range(taken):
-                self._free.release()
 
 
 @dataclass(frozen=True)

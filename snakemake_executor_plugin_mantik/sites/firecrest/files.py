@@ -427,10 +427,12 @@ class FirecrestFiles(FirecrestJobs):
         directory = f"{TRANSFERS}/{uuid.uuid4()}"
         await self.make_directory(directory)
         source, target = self._at(path), self._at(directory)
-        await self._run(
+        job_id = await self._start(
             f"split -d -a {_DIGITS} -b {self._down_bytes} -- {shlex.quote(source)} "
             f"{shlex.quote(target)}/"
         )
+        await self._wait(job_id)
+        await self.remove(f"{JOBS}/{job_id}.out")
         return directory
 
     async def _from_parts(self, staged: _Staged, offset: int) -> AsyncGenerator[bytes, None]:
@@ -440,11 +442,6 @@ class FirecrestFiles(FirecrestJobs):
                 async for chunk in chunks:
                     yield chunk[within:]
                     within = 0
-
-    async def _run(self, *commands: str) -> None:
-        job_id = await self._start("\n".join(commands))
-        await self._wait(job_id)
-        await self.remove(f"{JOBS}/{job_id}.out")
 
     async def _start(self, commands: str) -> str:
         """Submit a job that runs `commands`; return its id."""

@@ -5,11 +5,12 @@ import io
 import posixpath
 import re
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote
 
 from ...common.errors import SiteError, SiteNotFound, SiteRejected, SiteUnreachable, one_line
-from ...jobs.paths import OURS, ROOT
+from ...jobs.paths import OURS, ROOT, is_at
 from ...jobs.reasons import Reason
 from ..base import Entry, JobState, Phase, SharedFile
 from ..http import shorten
@@ -219,10 +220,8 @@ class UnicoreFiles(UnicoreJobs):
                 ) from error
 
     async def remove(self, path: str) -> None:
-        try:
+        with suppress(SiteNotFound):
             await repeat_request(lambda: self._remove(path))
-        except SiteNotFound:
-            return
 
     async def _remove(self, path: str) -> None:
         try:
@@ -264,10 +263,8 @@ class UnicoreFiles(UnicoreJobs):
         return JobState(phase, Reason.SUCCESS if done else Reason.UNKNOWN, message)
 
     async def end_import(self, import_id: str) -> None:
-        try:
+        with suppress(SiteNotFound):
             await self._connection.ask("end import", "DELETE", f"/transfers/{import_id}")
-        except SiteNotFound:
-            return
 
 
 class _Pieces:
@@ -321,12 +318,9 @@ def find_storage(mounts: Mapping[str, str], workspace: str) -> tuple[str, str] |
     workspace; of several, the one mounted deepest.
     """
     workspace = posixpath.normpath(workspace)
-    found = None
-    deepest = -1
-    for storage, mount in mounts.items():
-        root = posixpath.normpath(mount)
-        below = workspace if root == "/" else workspace.removeprefix(root)
-        inside = root == "/" or (workspace.startswith(root) and below[:1] == "/")
-        if inside and len(root) > deepest:
-            found, deepest = (storage, below.strip("/")), len(root)
-    return found
+    roots = {storage: posixpath.normpath(mount) for storage, mount in mounts.items()}
+    holding = [name for name, root in roots.items() if is_at(workspace, root.rstrip("/"))]
+    if not holding:
+        return None
+    storage = max(holding, key=lambda each: len(roots[each]))
+    return storage, workspace.removeprefix(roots[storage]).strip("/")

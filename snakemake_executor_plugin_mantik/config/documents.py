@@ -38,7 +38,7 @@ _TAGS: Final = frozenset(
 )
 
 
-class DocumentError(ValueError):
+class DocumentError(Exception):
     """The document cannot be read at all; the message names the position and the reason."""
 
 
@@ -171,8 +171,6 @@ def _read_yaml(text: str, odd: list[str] | None) -> Any:
     except YAMLError as error:
         problem = " ".join(str(error).split())[:200]
         raise DocumentError(f"is not well-formed YAML: {problem}") from None
-    except DocumentError:
-        raise
     except RecursionError:
         raise DocumentError(f"is nested deeper than {_MAX_DEPTH} levels") from None
     except AssertionError as error:  # ruamel raises it for an unsupported version of YAML

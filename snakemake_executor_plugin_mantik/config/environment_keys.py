@@ -122,10 +122,8 @@ def _edf_name(value: object) -> str:
 
 def _software(value: object) -> tuple[str, ...]:
     """Return the names of a text with commas, or of a list."""
-    if not isinstance(value, str | list | tuple):
-        raise not_allowed("a name or a list of names", value)
-    names = value.split(",") if isinstance(value, str) else read_list(value, parse_text)
-    found = tuple(parse_text(name) for name in names)
+    names = value.split(",") if isinstance(value, str) else value
+    found = read_list(names, parse_text, "a name or a list of names")
     for name in found:
         if not is_single_word(name) or "," in name:
             raise ValueError(
@@ -147,9 +145,7 @@ def _container_image(value: object) -> str:
 
 
 def _mounts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        raise not_allowed("a list of SOURCE:DESTINATION", value)
-    found = tuple(read_list(value, parse_text))
+    found = read_list(value, parse_text, "a list of SOURCE:DESTINATION")
     for mount in found:
         source, *rest = mount.split(":")
         if not source.startswith(("/", "./", "$")) or not 1 <= len(rest) <= 2 or "," in mount:

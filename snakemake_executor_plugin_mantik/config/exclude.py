@@ -15,7 +15,7 @@ from typing import Final
 
 from pathspec import GitIgnoreSpec, RegexPattern
 
-from .values import as_written, describe_value, not_allowed, parse_text, read_list
+from .values import as_written, describe_value, parse_text, read_list
 
 _CLASSES: Final = {
     "alnum": "0-9A-Za-z",
@@ -130,9 +130,7 @@ def read_patterns(value: object) -> tuple[str, ...]:
     Raises:
         ValueError: `value` is not a list of patterns, or a pattern cannot match as intended.
     """
-    if not isinstance(value, (list, tuple)):
-        raise not_allowed("a list of patterns", value)
-    return tuple(read_list(value, _pattern))
+    return read_list(value, _pattern, "a list of patterns")
 
 
 def _pattern(value: object) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from ..common.errors import ConfigError, Mistake
+from ..common.secret_names import is_secret
 from .documents import DocumentError, find_duplicates, read_document
 from .exclude import Exclude
 from .model import ENVIRONMENT_NAME, BackendConfig
@@ -24,14 +25,11 @@ _NOT_THERE: Final = "there is no such file: correct the path, or create one with
 _TAKEN: Final = frozenset(
     ("attempt", "input", "resources", "rulename", "threads", "wildcards", *dir(builtins))
 )
-# Names of variables that likely hold secrets; the job description and the script show them.
+# Further names of variables that likely hold secrets; the job description and the script show them.
+# Excludes TOKENIZERS_PARALLELISM and MAX_TOKENS, whose tokens are those of language models, and
+# TOKEN_FILE, which is a path.
 _SECRET: Final = re.compile(
-    r"PASSWORD|PASSWD|PASSPHRASE|(?:^|_)PASS(?:_|$)|SECRET|CREDENTIAL"
-    # Excludes TOKENIZERS_PARALLELISM and MAX_TOKENS, whose tokens are those of language models, and
-    # TOKEN_FILE, which is a path.
-    r"|TOKEN(?![A-Z]|_(?:FILE|PATH|DIR|LENGTH|LIMIT|COUNT))"
-    r"|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY",
-    re.IGNORECASE,
+    r"(?:^|_)PASS(?:_|$)|TOKEN(?![A-Z]|_(?:FILE|PATH|DIR|LENGTH|LIMIT|COUNT))", re.IGNORECASE
 )
 
 
@@ -247,7 +245,7 @@ def _warnings(raw: Any, config: BackendConfig) -> Iterator[str]:
         for key, environment in config.keyed_environments
         for variable in environment.variables
     ):
-        if _SECRET.search(name):
+        if is_secret(name) or _SECRET.search(name):
             yield (
                 f"{keys}.Variables.{name}: looks like a secret, and everyone who can read the "
                 "job can read it here; name it under envvars: in the Snakefile instead"

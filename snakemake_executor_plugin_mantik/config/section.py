@@ -18,17 +18,15 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from ..common.errors import find_alike
+from ..common.secret_names import names_secret
 from .values import describe_value, refuse_values
 
 Keys = tuple[str, ...]
 
-_SECRETS: Final = frozenset(
-    (
-        *("username", "user", "password", "passwd", "passphrase", "secret", "key", "apikey"),
-        *("token", "accesstoken", "refreshtoken", "clientid", "clientsecret", "privatekey"),
-        *("sshkey", "credential", "credentials", "account", "computebudgetaccount"),
-    )
+_PRIVATE: Final = frozenset(
+    ("username", "user", "clientid", "key", "sshkey", "account", "computebudgetaccount")
 )
+"""Keys of accounts and credentials, beside those whose names mark them as secret."""
 
 
 def config_key(
@@ -149,7 +147,8 @@ class ConfigSection(BaseModel):
     def _about_unknown(cls, key: str) -> str:
         if key in cls.FOREIGN:
             return cls.FOREIGN[key]
-        if key.lower().replace("_", "").replace("-", "") in _SECRETS:
+        plain = key.lower().replace("_", "").replace("-", "")
+        if names_secret(key) or plain in _PRIVATE:
             return (
                 "credentials and accounts are not allowed in this file; set the environment "
                 "variables MANTIK_… (MANTIK_COMPUTE_BUDGET_ACCOUNT for the account) or use the "

@@ -6,7 +6,7 @@ A document's scalars arrive as text, boolean or a number that remembers how it w
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 from typing import Annotated, Final, TypeVar
@@ -235,12 +235,15 @@ def refuse_values(found: Iterable[tuple[tuple[str, ...], str]]) -> None:
         raise ValidationError.from_exception_data("config", details)
 
 
-def read_list(items: Sequence[object], read: Callable[[object], _T]) -> list[_T]:
+def read_list(items: object, read: Callable[[object], _T], allowed: str) -> tuple[_T, ...]:
     """Apply `read` to each item.
 
     Raises:
+        ValueError: `items` is no list; `allowed` says what it has to be.
         ValidationError: with the mistakes of all items, each with the number of its item.
     """
+    if not isinstance(items, list | tuple):
+        raise not_allowed(allowed, items)
     values: list[_T] = []
     found: list[tuple[tuple[str, ...], str]] = []
     for number, item in enumerate(items, 1):
@@ -249,7 +252,7 @@ def read_list(items: Sequence[object], read: Callable[[object], _T]) -> list[_T]
         except ValueError as error:
             found.append(((), f"entry {number} {error}"))
     refuse_values(found)
-    return values
+    return tuple(values)
 
 
 def one_of(*words: str) -> BeforeValidator:
@@ -272,28 +275,24 @@ def parse_options(value: object) -> tuple[str, ...]:
     """
     if isinstance(value, str):
         return split_words(_sendable(value))
-    if not isinstance(value, (list, tuple)):
-        raise not_allowed("a text or a list of texts", value)
-    return tuple(chain.from_iterable(read_list(value, lambda item: split_words(parse_text(item)))))
+    words = read_list(value, lambda t: split_words(parse_text(t)), "a text or a list of texts")
+    return tuple(chain.from_iterable(words))
 
 
 def _modules(value: object) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise not_allowed("a list of module names", value)
-    return tuple(chain.from_iterable(line.split() for line in read_list(value, _line)))
+    lines = read_list(value, _line, "a list of module names")
+    return tuple(name for line in lines for name in line.split())
 
 
 def _commands(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return (parse_text(value),)
-    if not isinstance(value, (list, tuple)):
-        raise not_allowed("of type str or list (a command or a list of them)", value)
-    return tuple(read_list(value, _command))
-
-
-def _command(value: object) -> str:
-    # In a list `true` is the command of that name.
-    return parse_text(as_written(value) if isinstance(value, bool) else value)
+    return read_list(
+        value,
+        # In a list `true` is the command of that name.
+        lambda item: parse_text(as_written(item) if isinstance(item, bool) else item),
+        "of type str or list (a command or a list of them)",
+    )
 
 
 def _variables(value: object) -> dict[str, str]:

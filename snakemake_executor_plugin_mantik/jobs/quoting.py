@@ -13,7 +13,6 @@ _TEXT: Final = re.compile(rf"\\[\\$`\"]|{_BACKQUOTES}|\$\(|\"|\\\Z", re.DOTALL)
 # In `$(…)`, and in double quotes there.
 _CODE: Final = re.compile(rf"\\.|{_BACKQUOTES}|'[^']*'|\$?\(|[)\"]", re.DOTALL)
 _QUOTED_IN_CODE: Final = re.compile(rf"\\.|{_BACKQUOTES}|\$\(|\"", re.DOTALL)
-_EXPANDS: Final = re.compile(r"[$`]")
 _OPENING: Final = re.compile(rf"\\.|{_BACKQUOTES}|`|\$[({{]", re.DOTALL)
 _LITERAL: Final = re.compile(r"[\\$`]")
 
@@ -97,7 +96,7 @@ def _in_double_quotes(text: str) -> str:
 
 def expands(text: str) -> bool:
     """Return whether bash may expand something in a text."""
-    return _EXPANDS.search(text) is not None
+    return "$" in text or "`" in text
 
 
 def quote_expanded(value: str) -> str:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
-from ..common.errors import SiteRejected
 from ..jobs.pools import Allocation
 from ..jobs.reasons import Reason
 from ..jobs.spec import Resources
@@ -102,7 +101,8 @@ class Submission:
     """A job that is ready to be submitted.
 
     Attributes:
-        tag: key for `Site.find`: the try's UUID; letters, digits and `-` only.
+        tag: key for `Site.find`: the try's UUID; letters, digits and `-` only, 40 at most: `_` is a
+            wildcard of lists, and a blank makes two of one.
         name: readable name, any text; the site shortens and cleans it.
         script: the complete bash script; exits with 0 in any case if `after_on_login` is set.
         before_on_login, after_on_login: commands run on the login node, outside the job.
@@ -127,17 +127,6 @@ class Submission:
     beside: Mapping[str, bytes] = field(default_factory=dict)
     bucket: int = 0
     behind: tuple[str, ...] = ()
-
-
-def check_tag(tag: str) -> str:
-    """Return a tag that lists can be searched for: `_` is a wildcard, a blank makes two of one.
-
-    Raises:
-        SiteRejected: it is long, or has other characters than letters, digits and `-`.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9-]{1,40}", tag):
-        raise SiteRejected(f"{tag!r} cannot be a tag")
-    return tag
 
 
 class Phase(Enum):

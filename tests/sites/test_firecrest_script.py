@@ -125,12 +125,6 @@ def test_names_end_with_the_tag(name: str) -> None:
     assert found.replace(".", "").replace("-", "").replace("_", "").isalnum()
 
 
-@pytest.mark.parametrize("tag", ["", "a b", "a,b", "x" * 41])
-def test_tags_that_cannot_be(tag: str) -> None:
-    with pytest.raises(SiteRejected):
-        scheduler_job_name("x", tag)
-
-
 def test_transfer_jobs() -> None:
     directives = ("#SBATCH --time=15", "#SBATCH -A {account}")
     assert transfer_script("slurm", directives, "/w", "g34", "true") == (

@@ -22,8 +22,6 @@
 # first; and which jobs have not ended, as the directory shows.
 declare -A _p_behind=() _p_followers=() _p_open=()
 
-_p_say() { printf '%(%F %T)T %s\n' -1 "$*"; }
-
 # Lists the numbers of the CPUs that this process may use, at most those of the pool.
 _p_find_cpus() {
   local list part i
@@ -320,7 +318,8 @@ _p_main() {
   # What it ran before the scheduler put it back into the queue and started it again.
   for file in run."$_p_alloc".*; do mv -T -- "$file" "done.pool.${file##*.}"; done
   _p_tidy
-  _p_say "the pool $_p_name: $_p_cpus CPUs, $_p_memory MiB, $_p_gpus GPUs for $_p_runtime_s s"
+  printf '%(%F %T)T the pool %s: %s CPUs, %s MiB, %s GPUs for %s s\n' -1 "$_p_name" "$_p_cpus" \
+    "$_p_memory" "$_p_gpus" "$_p_runtime_s"
   while :; do
     _p_count
     _p_reap

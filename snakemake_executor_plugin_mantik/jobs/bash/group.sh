@@ -92,12 +92,6 @@ _m_end_member() {
   _m_deadline[$1]=$(( SECONDS + _m_grace_s ))
 }
 
-_m_kill_member() {  # kills all processes that a member has started
-  local -a _m_pids
-  _m_family "${_m_pid[$1]}" 0
-  (( ${#_m_pids[@]} == 0 )) || kill -s KILL "${_m_pids[@]}" 2>/dev/null
-}
-
 _m_account() {  # adds a team's shares to the used ones (+), or subtracts them (-)
   local -a take=(${_m_takes[$1]})
   local j
@@ -198,6 +192,7 @@ _m_remove_temporary() {
 
 _m_look_at_members() {  # handles members that did not report their end, and those that do not end
   local i code
+  local -a _m_pids
   for (( i = 0; i < ${#_m_team[@]}; i++ )); do
     [ "${_m_state[i]}" = running ] || continue
     if ! kill -0 "${_m_pid[i]}" 2>/dev/null; then
@@ -205,7 +200,8 @@ _m_look_at_members() {  # handles members that did not report their end, and tho
       code=$?
       _m_member_ended "$i" "$code"
     elif [ -n "${_m_deadline[i]-}" ] && (( SECONDS >= _m_deadline[i] )); then
-      _m_kill_member "$i"
+      _m_family "${_m_pid[i]}" 0
+      (( ! ${#_m_pids[@]} )) || kill -s KILL "${_m_pids[@]}" 2>/dev/null
     elif [ -n "${_m_told[i]-}" ]; then
       _m_end_member "$i" "${_m_told[i]}"
     fi

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from ...common.errors import SiteRejected
 from ...jobs.resources import JOB_NAME_LENGTH, after_directive, pbs_directives, slurm_directives
-from ..base import Submission, check_tag
+from ..base import Submission
 
 JOBS: Final = ".mantik/jobs"
 """Holds the scheduler's output of each job, `<id>.out`: mostly empty, else why it was killed."""
@@ -32,7 +32,7 @@ def scheduler_script(submission: Submission, scheduler: SchedulerName, workspace
 
     Raises:
         UserError: the scheduler does not support a resource.
-        SiteRejected: there are commands for a login node, or the tag is not valid.
+        SiteRejected: there are commands for a login node.
     """
     if submission.before_on_login or submission.after_on_login:
         raise SiteRejected(
@@ -71,7 +71,6 @@ def scheduler_script(submission: Submission, scheduler: SchedulerName, workspace
 
 def scheduler_job_name(name: str, tag: str) -> str:
     """Return the job's name at the site: readable, with `tag` at its end to find it in lists."""
-    check_tag(tag)
     readable = re.sub(r"[^A-Za-z0-9_.]+", "_", name).strip("_.")
     if not readable[:1].isalpha():
         readable = f"job_{readable}"  # PBS wants a letter first

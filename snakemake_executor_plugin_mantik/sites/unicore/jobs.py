@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ...common.errors import SiteError, SiteNotFound, SiteRejected
 from ...jobs.reasons import Reason
-from ..base import MISSING, JobState, Phase, Submission, check_tag, do_nothing
+from ..base import MISSING, JobState, Phase, Submission, do_nothing
 from ..http import server_time, shorten
 from ..rest import RestSite, states_of
 from ..slurm import (
@@ -252,7 +252,6 @@ class UnicoreJobs(RestSite[UnicoreConnection, UnicoreOpened]):
     states_lag = True
 
     async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
-        check_tag(submission.tag)
         known = self._open.known.get(submission.resources.queue or "", frozenset())
         server = self._open.server
         description = job_description(submission, self._settings.scheduler, known, server)
@@ -277,11 +276,7 @@ class UnicoreJobs(RestSite[UnicoreConnection, UnicoreOpened]):
     async def _find(self, tag: str) -> list[str]:
         found: list[str] = []
         while True:
-            params: dict[str, str | int] = {
-                "tags": check_tag(tag),
-                "num": _PAGE,
-                "offset": len(found),
-            }
+            params: dict[str, str | int] = {"tags": tag, "num": _PAGE, "offset": len(found)}
             answer = await self._connection.get("find", "/jobs", params)
             urls = answer.get("jobs")
             if not isinstance(urls, list):

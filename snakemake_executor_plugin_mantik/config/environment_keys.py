@@ -102,12 +102,9 @@ class ApptainerConfig(ConfigSection):
     def missing(cls, data: Mapping[str, Any], project: Path) -> Iterator[tuple[Keys, str]]:
         path = data.get("Path")
         local = str(data.get("Type", "local")).strip().lower() == "local"
-        if local and "://" not in str(path) and missing_file(path, project):
-            yield (
-                ("Path",),
-                f"the image {path!r} was not found; the path is relative to the project folder "
-                f"{project} (for an image at the site, set Type: remote)",
-            )
+        message = missing_file(path, project, "the image")
+        if local and "://" not in str(path) and message:
+            yield ("Path",), f"{message} (for an image at the site, set Type: remote)"
 
 
 def _edf_name(value: object) -> str:
@@ -218,12 +215,9 @@ class PyxisConfig(ConfigSection):
     @classmethod
     def missing(cls, data: Mapping[str, Any], project: Path) -> Iterator[tuple[Keys, str]]:
         image = data.get("Image")
-        if str(image).startswith("./") and missing_file(image, project):
-            yield (
-                ("Image",),
-                f"the image {image!r} was not found; the path is relative to the project folder "
-                f"{project}",
-            )
+        message = missing_file(image, project, "the image")
+        if str(image).startswith("./") and message:
+            yield ("Image",), message
 
 
 _NAMES: Final = text_or_list_schema()

@@ -171,7 +171,10 @@ def local_path(value: object) -> str:
     return "" if not path.isprintable() or path.startswith(("~", "$")) else path
 
 
-def missing_file(value: object, project: Path) -> str:
-    """Return a path of this machine as written if there is no such file, else none."""
+def missing_file(value: object, project: Path, what: str = "the file") -> str:
+    """Return the message that a path of this machine leads to no file; empty if it does."""
     path = local_path(value)
-    return "" if not path or os.path.isfile(project / path) else str(value)
+    if not path or os.path.isfile(project / path):
+        return ""
+    advice = f"the path is relative to the project folder {project}"
+    return f"{what} {str(value)!r} was not found; {advice}"

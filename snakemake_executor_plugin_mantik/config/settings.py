@@ -104,11 +104,8 @@ class SiteSettings(ConfigSection):
 
     @classmethod
     def missing(cls, data: Mapping[str, Any], project: Path) -> Iterator[tuple[Keys, str]]:
-        if lacking := missing_file(data.get("CAFile"), project):
-            yield (
-                ("CAFile",),
-                f"the file {lacking!r} was not found; the path is relative to the project folder",
-            )
+        if message := missing_file(data.get("CAFile"), project):
+            yield ("CAFile",), message
 
     scheduler: Annotated[
         Literal["slurm", "pbs", "none"], one_of(*_SCHEDULERS), words_schema(*_SCHEDULERS)

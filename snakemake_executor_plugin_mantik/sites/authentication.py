@@ -78,6 +78,7 @@ class Credential:
     interactive: bool = False
     origin: str = ""
     look: "Callable[[], Credential | None] | None" = None
+    _token: str = ""
     _is_refused: bool = False
     _next_look: float = 0.0
 
@@ -113,7 +114,7 @@ class Credential:
 
     def get_auth_header(self) -> str:
         """Return the value of the Authorization header; the method's name is pyunicore's."""
-        raise NotImplementedError
+        return f"Bearer {self._token}"
 
     def headers(self) -> dict[str, str]:
         """Return the authentication headers; call `renew` before."""
@@ -157,9 +158,6 @@ class Bearer(Credential):
     def __init__(self, token: str) -> None:
         self._token = check_header_value(token)
 
-    def get_auth_header(self) -> str:
-        return f"Bearer {self._token}"
-
     def expires_at(self) -> float | None:
         """Return the token's `exp` claim; only the server verifies its signature."""
         import jwt
@@ -189,7 +187,6 @@ class SshKey(Credential):
         self._signed_with = _private_key(key_file, passphrase)
         # The claims are those of pyunicore's JWTToken, whose clock cannot be set.
         self._claims = {"etd": "false", "sub": username, "iss": username}
-        self._token = ""
         self._renew_at = Moment()
         self._ahead = 0.0
 
@@ -203,7 +200,7 @@ class SshKey(Credential):
             key, algorithm = self._signed_with
             self._token = jwt.encode({**self._claims, **times}, key, algorithm=algorithm)
             self._renew_at.set(started, _SIGNED_FOR_S - RENEW_BEFORE_S)
-        return f"Bearer {self._token}"
+        return super().get_auth_header()
 
     def set_clock(self, server: float) -> bool:
         """Sign by a server's clock if it differs, but not by one that is off by more than a day.
@@ -334,7 +331,6 @@ class _Issued(Credential):
         }
         self._form = {name: value for name, value in form.items() if value is not None}
         self._issuer = issuer or Issuer()
-        self._token = ""
         self._renew_at = Moment()
         self._lock = threading.Lock()
 
@@ -348,9 +344,6 @@ class _Issued(Credential):
         await super().renew()
         if self._renew_at.over():
             await asyncio.to_thread(self._renew)
-
-    def get_auth_header(self) -> str:
-        return f"Bearer {self._token}"
 
     def refused(self, headers: Mapping[str, str]) -> bool:
         """Let `renew` replace a token that was refused before its time: the clocks may differ."""
@@ -519,12 +512,7 @@ class DeviceLogin(Refreshed):
         return newer
 
     def login(self) -> None:
-        """Get a token with the refresh token of an earlier login, or ask the user to log in.
-
-        Raises:
-            CredentialError: there is no terminal, or the login was denied or took too long.
-            SiteUnreachable: the issuer does not answer.
-        """
+        """Get a token with the refresh token of an earlier login, or ask the user to log in."""
         if self._token:
             return
         if self._form["refresh_token"]:

@@ -21,6 +21,7 @@ import httpx
 import stamina
 
 from ..common.errors import (
+    PACKAGE,
     CredentialError,
     SiteBusy,
     SiteError,
@@ -132,9 +133,8 @@ class Connection(ABC):
         self.max_concurrency = timing.concurrent_requests
         self._timeout_s = timing.timeout_s
         self._credential = credential
-        name = "snakemake-executor-plugin-mantik"
         self._client = httpx.AsyncClient(
-            headers={"User-Agent": f"{name}/{metadata.version(name)}"},
+            headers={"User-Agent": f"{PACKAGE}/{metadata.version(PACKAGE)}"},
             verify=tls_context(base / settings.ca_file if settings.ca_file else None, site),
             proxy=settings.proxy,
             trust_env=not is_loopback(self.base),
@@ -317,11 +317,7 @@ class Connection(ABC):
             await response.aclose()
 
     def check_range(self, response: httpx.Response, path: str, offset: int) -> None:
-        """Check that a download begins at `offset`.
-
-        Raises:
-            SiteUnreachable: it begins elsewhere.
-        """
+        """Raise `SiteUnreachable` unless a download begins at `offset`."""
         if response.status_code != (206 if offset else 200):
             raise SiteUnreachable(
                 f"{path}: status {response.status_code} instead of its bytes from {offset} on",
@@ -330,11 +326,7 @@ class Connection(ABC):
             )
 
     def json_of(self, response: httpx.Response) -> dict[str, Any]:
-        """Return the JSON object in `response`.
-
-        Raises:
-            SiteUnreachable: there is none: the answer is incomplete or not from the server.
-        """
+        """Return the JSON object in `response`; without one it is no answer of the server's."""
         if (answer := body_of(response)) is None:
             raise self.nonsense(response.request.url.path)
         return answer
@@ -516,22 +508,14 @@ class RestSite(Generic[C, O]):
         return not ({"", ".", ".."} & set(path.split("/")) or cls.refused.search(path))
 
     def _checked(self, path: str) -> str:
-        """Return the path.
-
-        Raises:
-            SiteRejected: the API cannot carry it.
-        """
+        """Return the path; raise `SiteRejected` if the API cannot carry it."""
         if not self.can_carry(path):
             what = f"{self._connection.product} cannot carry the path {path!r}"
             raise self._connection.refusal(what, self.plain)
         return path
 
     def _at(self, path: str) -> str:
-        """Return the path as the API takes it; `.` is the workspace itself.
-
-        Raises:
-            SiteRejected: the API cannot carry it.
-        """
+        """Return a path that the API can carry as it takes it; `.` is the workspace itself."""
         root = self._open.root
         return root if path in (".", "") else path_at_site(root, self._checked(path))
 

@@ -232,7 +232,6 @@ class FirecrestJobs(RestSite[FirecrestConnection, FirecrestOpened]):
         return {job_id: known[job_id] for job_id in wanted}
 
     async def glance(self, ids: Sequence[str]) -> dict[str, JobState]:
-        """See `Site.glance`."""
         jobs = await self._list("status", _LIST_WINDOW)
         return {i: firecrest_state(jobs[i]) for i in ids if i in jobs}
 

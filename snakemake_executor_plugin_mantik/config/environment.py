@@ -17,7 +17,7 @@ from ..jobs.paths import IMAGES
 from ..jobs.pools import Pool
 from ..jobs.quoting import keep_literal
 from ..jobs.spec import Apptainer, Container, Environment, Resources, ScriptLimits
-from .environment_keys import ApptainerConfig, EnvironmentConfig
+from .environment_keys import EnvironmentConfig
 from .known_sites import node_cores
 from .model import BackendConfig, PoolConfig, ResourcesConfig
 from .named_files import read_edf, read_requirements
@@ -47,11 +47,9 @@ def job_environment(
     cpus = cpus_per_task if cpus_per_task is not None else config.resources.cpus_per_node
     variables = {_SRUN_CPUS: str(cpus)} if cpus is not None else {}
     apptainer = None
-    if environment.apptainer:
-        apptainer = Apptainer(
-            image=_expandable(_image_path(environment.apptainer, project), config),
-            options=environment.apptainer.options,
-        )
+    if (given := environment.apptainer) is not None:
+        image = given.path if given.type == "remote" else image_path(given.path, project)
+        apptainer = Apptainer(_expandable(image, config), given.options)
     return Environment(
         apptainer=apptainer,
         python=_expandable(posixpath.normpath(python.path), config) if python else None,
@@ -156,7 +154,7 @@ def image_upload(environment: EnvironmentConfig, project: Path) -> tuple[Path, s
     apptainer = environment.apptainer
     if apptainer is None or apptainer.type == "remote":
         return None
-    return project / apptainer.path, _image_path(apptainer, project)
+    return project / apptainer.path, image_path(apptainer.path, project)
 
 
 def environment_uploads(
@@ -195,13 +193,6 @@ def local_edf(environment: EnvironmentConfig) -> str | None:
     engine = environment.container_engine
     path = engine.file if engine is not None else None
     return None if path is None or path.startswith("/") else path
-
-
-def _image_path(apptainer: ApptainerConfig, project: Path) -> str:
-    """Return the image's path, absolute at the site or relative to the workspace, or its URL."""
-    if apptainer.type == "remote":
-        return apptainer.path
-    return image_path(apptainer.path, project)
 
 
 def _expandable(path: str, config: BackendConfig) -> str:

@@ -48,16 +48,13 @@ class Moment:
     The wall clock may be set while the machine runs; the monotonic one stops while it sleeps.
     """
 
-    def __init__(self) -> None:
-        self._clocks = (0.0, 0.0)
+    def __init__(self, start: tuple[float, float] = (0.0, 0.0), seconds: float = 0.0) -> None:
+        self._clocks = (start[0] + seconds, start[1] + seconds)
 
     @staticmethod
     def now() -> tuple[float, float]:
         """Return the readings of both clocks, seconds."""
         return time.time(), time.monotonic()
-
-    def set(self, start: tuple[float, float], seconds: float) -> None:
-        self._clocks = (start[0] + seconds, start[1] + seconds)
 
     def over(self) -> bool:
         return any(now >= then for now, then in zip(self.now(), self._clocks, strict=True))
@@ -199,7 +196,7 @@ class SshKey(Credential):
             times = {"iat": signed, "exp": signed + _SIGNED_FOR_S}
             key, algorithm = self._signed_with
             self._token = jwt.encode({**self._claims, **times}, key, algorithm=algorithm)
-            self._renew_at.set(started, _SIGNED_FOR_S - RENEW_BEFORE_S)
+            self._renew_at = Moment(started, _SIGNED_FOR_S - RENEW_BEFORE_S)
         return super().get_auth_header()
 
     def set_clock(self, server: float) -> bool:
@@ -366,7 +363,7 @@ class _Issued(Credential):
         self._token = check_header_value(token)
         self._keep(answer)
         seconds = valid_lifetime(lifetime, _ASSUMED_LIFETIME_S)
-        self._renew_at.set(asked or Moment.now(), seconds - _left(seconds))
+        self._renew_at = Moment(asked or Moment.now(), seconds - _left(seconds))
 
     def _keep(self, answer: Mapping[str, Any]) -> None:
         """Keep other parts of an answer for the next request; a hook for subclasses."""

@@ -211,11 +211,8 @@ class SharedFile:
             on: `unicore`. Empty if everybody can who knows the URL: keep it secret then.
     """
 
-    url: str
+    url: str = field(repr=False)
     api: str = ""
-
-    def __repr__(self) -> str:
-        return f"SharedFile(api={self.api!r})"
 
 
 def do_nothing() -> None:

@@ -226,7 +226,7 @@ class _Look:
             cores=planner.cores(requested),
             cores_alone=planner.cores(requested, alone=True),
             segments=going_on.most if going_on is not None else 1,
-            environment=str(own) if own else _words(planner.config.named_environment(name), name),
+            environment=str(own) if own else _words(planner.config.all_environments[name], name),
         )
         rules = {member.rule.name for member in unit.members}
         mistaken = {rule: self.checked.mistakes[rule] for rule in rules & {*self.checked.mistakes}}

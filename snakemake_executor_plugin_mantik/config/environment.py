@@ -42,7 +42,7 @@ def job_environment(
             `SRUN_CPUS_PER_TASK` gets this value unless the config's Variables set it.
         name: the name of the environment in the config; empty for `Environment`.
     """
-    environment = config.named_environment(name)
+    environment = config.all_environments[name]
     python = environment.python
     cpus = cpus_per_task if cpus_per_task is not None else config.resources.cpus_per_node
     variables = {_SRUN_CPUS: str(cpus)} if cpus is not None else {}

@@ -271,14 +271,6 @@ class BackendConfig(ConfigSection):
         description="Limits and paths of the site; never credentials.",
     )
 
-    def named_environment(self, name: str) -> EnvironmentConfig:
-        """Return the environment of a name; an empty name stands for `Environment`.
-
-        Raises:
-            KeyError: there is no such environment.
-        """
-        return self.environments[name] if name else self.environment
-
     @property
     def all_environments(self) -> Mapping[str, EnvironmentConfig]:
         """Return all environments by name; that of `Environment` is empty."""

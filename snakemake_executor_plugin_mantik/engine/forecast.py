@@ -97,7 +97,7 @@ def make_preview(
     config = planner.config
     spec = _spec(planner, request, image_size)
     submission, script = _submission(config, make_submission(spec), spec.workspace, unicore_version)
-    of_config = config.named_environment(request.environment)
+    of_config = config.all_environments[request.environment]
     kind = next((k for k in _ENVIRONMENTS if getattr(of_config, k) is not None), "none")
     files = [path for _, path in planner.environment_files(request.environment)]
     here = [path for path in request.inputs if local_path(path, planner.project).exists()]

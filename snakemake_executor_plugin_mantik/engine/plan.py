@@ -203,7 +203,7 @@ class Planner:
         mounts = self._software(environment)[1]
         if mounts is None or may_mount(mounts, workspace_top(facts.workspace), facts.user):
             return
-        path = local_edf(self.config.named_environment(environment))
+        path = local_edf(self.config.all_environments[environment])
         raise UserError(
             f"the container would not see the workspace {facts.workspace}: none of the mounts"
             f" contains it ({', '.join(mounts)})",
@@ -228,7 +228,7 @@ class Planner:
         files = self._software(name)[0]
         if not own:
             return files
-        needed = requirement_files(self.config.named_environment(name), self.project)
+        needed = requirement_files(self.config.all_environments[name], self.project)
         return tuple(file for file in files if file[1] in needed)
 
     def _software(self, name: str) -> tuple[tuple[tuple[Path, str], ...], tuple[str, ...] | None]:
@@ -237,7 +237,7 @@ class Planner:
         The mounts are those of a local Environment Definition File, or None if not all are known.
         """
         if name not in self._read:
-            environment = self.config.named_environment(name)
+            environment = self.config.all_environments[name]
             path = local_edf(environment)
             edf = read_edf(path, self.project) if path is not None else None
             files = environment_uploads(environment, self.project)
@@ -307,7 +307,7 @@ class Planner:
         what it goes on from.
         """
         resources = choose_queue(self.resources(request.resources, request.threads), facts)
-        given = self.config.named_environment(request.environment).variables
+        given = self.config.all_environments[request.environment].variables
         if self.config.site.scheduler == "slurm":
             resources = with_tasks_of(given, resources)
         environment = job_environment(

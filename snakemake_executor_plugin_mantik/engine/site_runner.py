@@ -388,7 +388,7 @@ class SiteRunner:
             if taken:
                 self.behind.accepted(request)
         if outcome.try_id:
-            environment = self.planner.config.named_environment(request.environment)
+            environment = self.planner.config.all_environments[request.environment]
             let_end = bool(environment.after_on_login)
             self.canceller.done(
                 outcome.try_id, outcome.site_job.split(), let_end=let_end,

@@ -259,7 +259,7 @@ class SiteJob:
     @property
     def software(self) -> EnvironmentConfig:
         """The environment of the backend config in which it runs."""
-        return self.config.named_environment(self.environment)
+        return self.config.all_environments[self.environment]
 
     @cached_property
     def own(self) -> RuleEnvironment:

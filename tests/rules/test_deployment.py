@@ -59,7 +59,7 @@ def job(tmp_path: Path) -> SimpleNamespace:
 def payload(job: Any, *methods: DeploymentMethod, command: str = "echo") -> Payload:
     config: Any = SimpleNamespace(
         config=SimpleNamespace(
-            named_environment=lambda _: SimpleNamespace(apptainer=None),
+            all_environments={"": SimpleNamespace(apptainer=None)},
             site=SimpleNamespace(expand=False),
         )
     )

@@ -326,7 +326,7 @@ def make_group_request(unit: Unit, *, secrets: Mapping[str, str], forced: bool) 
     )
     known = hashlib.sha256(json.dumps(sorted(each.job for each in jobs)).encode()).hexdigest()
     report = f"{_REPORTS}/{known[:32]}"
-    environment = unit.config.named_environment(unit.environment)
+    environment = unit.config.all_environments[unit.environment]
     image = bool(environment.apptainer or environment.container_engine or environment.pyxis)
     program = render_group(
         _program(unit, parts, files, frozenset(environment.variables), report)

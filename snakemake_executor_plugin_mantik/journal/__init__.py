@@ -13,7 +13,6 @@ from .database import JOURNAL_FILE, JournalCopy, connect
 from .files import MADE, TIMESTAMP, FileLedger, WriteConflict
 from .history import (
     StoredOutputs,
-    WorkflowHistory,
     is_controlled,
     journal_path,
     read_allocations,
@@ -27,7 +26,6 @@ from .history import (
 )
 from .journal import BUCKET_SIZE, Journal
 from .records import (
-    LOST,
     UNTIMED,
     WENT_ON,
     Asked,
@@ -52,14 +50,13 @@ from .records import (
     turn_of,
 )
 from .schema import decode_identity
-from .tracked import GOES_ON, TrackedLedger, TrackedTry, read_adopted, read_tracked
+from .tracked import GOES_ON, TrackedTry, read_adopted, read_tracked
 from .uses import read_uses
 
 __all__ = [
     "BUCKET_SIZE",
     "GOES_ON",
     "JOURNAL_FILE",
-    "LOST",
     "MADE",
     "TIMESTAMP",
     "UNTIMED",
@@ -76,13 +73,11 @@ __all__ = [
     "StoredOutput",
     "StoredOutputs",
     "Times",
-    "TrackedLedger",
     "TrackedTry",
     "TryRecord",
     "TryState",
     "UndeclaredFile",
     "Used",
-    "WorkflowHistory",
     "WriteConflict",
     "connect",
     "content_name",

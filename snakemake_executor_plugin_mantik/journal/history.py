@@ -1,4 +1,8 @@
-"""Read a journal without its lock, also beside the controller that writes it."""
+"""Read a journal without its lock, also beside the controller that writes it.
+
+`directory` is a workflow's state directory. All functions that open the journal in it raise
+JournalError if it cannot be read.
+"""
 
 import json
 import sqlite3
@@ -41,13 +45,7 @@ def read_allocations(db: sqlite3.Connection, since: float = 0.0) -> list[Allocat
 
 
 def read_last_allocations(directory: Path) -> list[Allocation]:
-    """Return the allocations of pools that had not ended when the last Snakemake here began.
-
-    `directory` is the workflow's state directory. Works beside a running controller.
-
-    Raises:
-        JournalError: the journal cannot be read.
-    """
+    """Return the allocations of pools that had not ended when the last Snakemake here began."""
     with reading(directory, quiet=True) as db:
         if db is None:
             return []
@@ -65,12 +63,9 @@ def read_members(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
 
 @contextmanager
 def reading(directory: Path, *, quiet: bool = False) -> Iterator[sqlite3.Connection | None]:
-    """Open the journal in a state directory, also beside a controller; for `quiet` see `connect`.
+    """Open a journal; yield None if there is none, or its first controller is about to fill it.
 
-    Yields None if there is none, or its first controller is about to fill it.
-
-    Raises:
-        JournalError: it cannot be read.
+    For `quiet` see `connect`.
     """
     path = directory / JOURNAL_FILE
     if not path.exists():
@@ -89,11 +84,7 @@ def reading(directory: Path, *, quiet: bool = False) -> Iterator[sqlite3.Connect
 
 
 def journal_path(directory: Path) -> Path:
-    """Return the journal's file, in a workflow's state directory.
-
-    Raises:
-        JournalError: it does not exist.
-    """
+    """Return the journal's file; raise JournalError if it does not exist."""
     path = directory / JOURNAL_FILE
     if not path.exists():
         raise JournalError(
@@ -120,13 +111,7 @@ class StoredOutputs:
 
 
 def read_stored(directory: Path) -> StoredOutputs:
-    """Return the stored outputs of a workflow; none if it has no journal.
-
-    `directory` is the workflow's state directory. Works beside a running controller.
-
-    Raises:
-        JournalError: the journal cannot be read.
-    """
+    """Return the stored outputs of a workflow; none if it has no journal."""
     with reading(directory) as db:
         known = db and db.execute("SELECT id, home FROM workflow").fetchone()
         if db is None or not known:
@@ -142,26 +127,16 @@ def read_stored(directory: Path) -> StoredOutputs:
 
 
 def read_undeclared(directory: Path) -> list[UndeclaredFile]:
-    """Return the new files that jobs left beside their outputs; none if there is no journal.
-
-    `directory` is the workflow's state directory. Works beside a running controller.
-
-    Raises:
-        JournalError: the journal cannot be read.
-    """
+    """Return the new files that jobs left beside their outputs; none if there is no journal."""
     with reading(directory, quiet=True) as db:
         found = db.execute("SELECT * FROM undeclared ORDER BY path") if db is not None else ()
         return [UndeclaredFile(**row) for row in found]
 
 
 def read_history(directory: Path, name: str = "") -> list[TryRecord]:
-    """Return all tries of a workflow, or those of the job `name` and its groups.
+    """Return all tries of a workflow, or those of the job `name` and its groups, the oldest first.
 
-    `directory` is the workflow's state directory. The oldest come first. Works beside a running
-    controller.
-
-    Raises:
-        JournalError: there is no journal, or it cannot be read.
+    Raise JournalError also if there is no journal.
     """
     journal_path(directory)
     with reading(directory) as db:
@@ -189,12 +164,9 @@ class WorkflowHistory:
 
 
 def read_workflow(directory: Path) -> WorkflowHistory:
-    """Return all runs and tries of a workflow. Works beside a running controller.
+    """Return all runs and tries of a workflow.
 
-    `directory` is the workflow's state directory.
-
-    Raises:
-        JournalError: there is no journal, it cannot be read, or it has another version.
+    Raise JournalError also if there is no journal, or it has another version.
     """
     journal_path(directory)
     with closing(JournalCopy(directory).db) as db:
@@ -213,5 +185,5 @@ def _run(row: sqlite3.Row) -> SnakemakeRun:
 
 
 def is_controlled(directory: Path) -> bool:
-    """Return whether a controller runs that holds the journal in a state directory."""
+    """Return whether a controller runs that holds the journal."""
     return is_locked(directory / JOURNAL_LOCK)

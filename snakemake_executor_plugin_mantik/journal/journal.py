@@ -62,15 +62,7 @@ class Journal(Database):
     """
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
-        """Open or create the journal in `directory` and take its lock.
-
-        A new directory is closed to others, unless it is `shared` with its group.
-
-        Raises:
-            JournalError: another controller holds it, it has another version, it is damaged beyond
-                repair, it cannot be locked, or it or its spare cannot be written.
-            OSError: the directory cannot be created, or the lock file cannot be opened.
-        """
+        """Open or create the journal and its spare; see `Database`, for what is raised, too."""
         super().__init__(directory, shared=shared)
         self.files = FileLedger(self, self._note)
         self.segments = SegmentLedger(self)
@@ -228,21 +220,21 @@ class Journal(Database):
         known: backup.Facts = {}
         for facts in tries:
             try_id, place = facts["id"], facts["place"]
-            rows: list[backup.Row] = [("tries", {"state": TryState.SUBMITTING, **facts})]
-            rows += [("members", {"try": try_id, "job": job, "name": name})
-                     for job, name in facts["members"].items()]  # fmt: skip
-            # Nobody knows what it reads.
-            rows += [("uses", {"place": place, "path": ".", "try": try_id, "checkpoint": False})]
-            known["try", try_id] = rows
+            known["try", try_id] = [
+                ("tries", {"state": TryState.SUBMITTING, **facts}),
+                *(("members", {"try": try_id, "job": job, "name": name})
+                  for job, name in facts["members"].items()),
+                # Nobody knows what it reads.
+                ("uses", {"place": place, "path": ".", "try": try_id, "checkpoint": False}),
+            ]  # fmt: skip
         ids = [name for _, name in known]
-        with self.write() as db:
-            for table, column in (("tries", "id"), ("members", "try")):  # they are another's now
-                here = f"DELETE FROM {table} WHERE {column} = ?"  # noqa: S608
-                db.executemany(here, [(try_id,) for try_id in ids])
+        each = [(try_id,) for try_id in ids]
+        with self.write() as db:  # they are another's now
+            db.executemany("DELETE FROM tries WHERE id = ?", each)
+            db.executemany("DELETE FROM members WHERE try = ?", each)
             fill(db, known)
             db.executemany(
-                "INSERT OR IGNORE INTO buckets SELECT place, bucket FROM tries WHERE id = ?",
-                [(try_id,) for try_id in ids],
+                "INSERT OR IGNORE INTO buckets SELECT place, bucket FROM tries WHERE id = ?", each
             )
         for try_id in ids:
             for fact in self._try_facts("id = ?", try_id):
@@ -310,8 +302,8 @@ class Journal(Database):
                 self._unite(known, place)
             else:
                 left = [r for r in self.all_open_tries() if r.site == site]
-        for record in left:
-            self.left_behind(record.id, known.workspace if known else workspace)
+            for record in left:
+                self.left_behind(record.id, known.workspace)
         with self.write() as db:
             if known is not None and known.url != url:
                 db.execute(
@@ -416,16 +408,14 @@ class Journal(Database):
 
         The arguments are those of `TryRecord`; `members` maps the jobs of a group to their names.
         """
-        after = json.dumps(makers) if makers else ""
-        kept = json.dumps(list(logs)) if logs else ""
-        known = self.value("SELECT place FROM sites WHERE site = ?", site)
-        place = site if known is None else known
+        place = self.value("SELECT place FROM sites WHERE site = ?", site) or site
         bucket = self.bucket(place)
         with self.write() as db:
             record = TryRecord(
                 id=str(uuid.uuid4()), site=site, bucket=bucket, job=job, rule=rule, name=name,
                 fingerprint=fingerprint, state=TryState.PLANNED, created=time.time(),
-                made_of=made_of, place=place, after=after, logs=kept, segment=segment,
+                made_of=made_of, place=place, after=json.dumps(makers) if makers else "",
+                logs=json.dumps(list(logs)) if logs else "", segment=segment,
                 segments=segments, follows=follows,
             )  # fmt: skip
             columns = ("id", "place", "bucket", "state", *IDENTITY)
@@ -436,10 +426,7 @@ class Journal(Database):
 
     def dependents(self, try_id: str) -> list[TryRecord]:
         """Return the open tries that were submitted ahead of their inputs and wait for a try."""
-        return self._tries(
-            f"{_OPEN_AHEAD} AND after LIKE ?",
-            (f'%"{try_id}"%',),
-        )
+        return self._tries(f"{_OPEN_AHEAD} AND after LIKE ?", (f'%"{try_id}"%',))
 
     def all_dependents(self, ids: Iterable[str]) -> list[TryRecord]:
         """Return the open tries that wait for some tries, or for others that do."""
@@ -667,8 +654,8 @@ class Journal(Database):
         Two groups may share a member: Snakemake may group jobs differently in each run, and rules
         may get or lose their group.
         """
-        found = self._of_jobs(jobs, "state NOT IN ('done', 'abandoned')")
-        return sorted(found, key=lambda record: record.created)
+        open_ = self._of_jobs(jobs, "state NOT IN ('done', 'abandoned')")
+        return sorted(open_, key=lambda record: record.created)
 
     def left_tries(self, jobs: Sequence[str], place: str) -> list[TryRecord]:
         """Return the tries of jobs that were left behind at a place, where they may still run."""

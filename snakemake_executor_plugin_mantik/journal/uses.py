@@ -48,15 +48,15 @@ class UseLedger:
         It holds until the try has ended, or is given up. `checkpoint` are the paths from which a
         next segment goes on; `elsewhere` are other places, and what is brought from there.
         """
-        rows = {(place, path): False for path in paths}
-        rows |= dict.fromkeys(elsewhere, False)
+        rows = [(place, path, try_id, False) for path in paths]
+        rows += [(at, path, try_id, False) for at, path in elsewhere]
+        rows += [(place, path, try_id, True) for path in checkpoint]
         with self._database.write() as db:
             db.execute("DELETE FROM uses WHERE try = ?", (try_id,))
-            for kept, found in ((False, rows), (True, {(place, p): True for p in checkpoint})):
-                db.executemany(
-                    "INSERT OR IGNORE INTO uses VALUES (?, ?, ?, ?)",
-                    [(at, path, try_id, kept) for at, path in found if is_utf8(path)],
-                )
+            db.executemany(
+                "INSERT OR IGNORE INTO uses VALUES (?, ?, ?, ?)",
+                [row for row in rows if is_utf8(row[1])],
+            )
 
     def end(self, try_id: str) -> None:
         """Record that a try has ended, as its marker shows, though nobody has watched it."""
@@ -75,10 +75,7 @@ class UseLedger:
 def read_uses(directory: Path, place: str, path: str) -> list[TryRecord]:
     """Return the tries because of which a path at a place must stay, without the journal's lock.
 
-    `directory` is the workflow's state directory.
-
-    Raises:
-        JournalError: the journal cannot be read.
+    For `directory` and what is raised see `history`.
     """
     with reading(directory) as db:
         return _using(db, place, path) if db is not None else []
@@ -95,7 +92,7 @@ def _using(
         {"place": place, "path": path, "low": f"{path}/", "high": f"{path}0",
          "above": json.dumps(at_or_above(path))},
     )  # fmt: skip
-    ids = json.dumps(list({row["try"] for row in found}))
+    ids = json.dumps([row["try"] for row in found])
     return read_tries(db, "WHERE id IN (SELECT value FROM json_each(?))", (ids,))
 
 

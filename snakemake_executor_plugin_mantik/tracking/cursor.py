@@ -2,7 +2,8 @@
 
 The journal is read without its lock. What was published is in a file of its own, one per workflow
 directory, that only the process that publishes writes: MLflow's ids of the runs, and of each the
-last event that is published. A write survives kill -9 once the method has returned.
+last event that is published. A write survives kill -9 once the method has returned. Whatever reads
+or writes here raises `sqlite3.Error` if the journal or that file cannot be used.
 """
 
 import json
@@ -69,10 +70,7 @@ class PublishedRun:
 
 
 class Cursor:
-    """What was published of one workflow directory; all methods may be called from any thread.
-
-    All methods raise `sqlite3.Error` if the file cannot be used.
-    """
+    """What was published of one workflow directory; all methods may be called from any thread."""
 
     def __init__(self, workdir: Path) -> None:
         """Open the file, and create it if needed."""
@@ -142,7 +140,7 @@ class LoggedRun:
 class Log:
     """The journal of a workflow directory, read beside the controller that writes it.
 
-    An object is used within `open_log`, in one thread. Methods raise `sqlite3.Error`.
+    An object is used within `open_log`, in one thread.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -231,31 +229,19 @@ class Log:
 
 @contextmanager
 def open_log(workdir: Path) -> Iterator[Log]:
-    """Open the journal of the workflow in `workdir` for reading.
-
-    Raises:
-        sqlite3.Error: it cannot be read.
-    """
+    """Open the journal of the workflow in `workdir` for reading."""
     with closing(connect(workdir / STATE / JOURNAL_FILE)) as db:
         yield Log(db)
 
 
 def count_unpublished(workdir: Path) -> int:
-    """Return the number of runs that MLflow does not know everything about.
-
-    Raises:
-        sqlite3.Error: the journal or the cursor cannot be read.
-    """
+    """Return the number of runs that MLflow does not know everything about."""
     with closing(Cursor(workdir)) as cursor, open_log(workdir) as log:
         return len(log.unpublished(cursor))
 
 
 def is_reported(workdir: Path, run_id: str) -> bool:
-    """Return whether the end of the run that a try has adopted, which has this id, is published.
-
-    Raises:
-        sqlite3.Error: the journal or the cursor cannot be read.
-    """
+    """Return whether the end of the run that a try has adopted, which has this id, is published."""
     with closing(Cursor(workdir)) as cursor, open_log(workdir) as log:
         return any(
             (tracked := read_tracked(log.db, try_id)) is not None

@@ -3,20 +3,18 @@
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from mlflow.entities import Metric, RunTag
 from mlflow.tracking import MlflowClient
 
-from .. import views
 from ..journal import Event, EventKind, read_allocations, read_members
-from ..views.picture import Picture
+from ..views import render_files
+from ..views.picture import Picture, make_picture
 from ..views.workflow import overview_jobs
 from . import segments
 from .cursor import Log, LoggedRun
@@ -33,9 +31,6 @@ def update_workflow_run(
     """Publish the counts of jobs by state, what they used, and the pictures; and its end.
 
     `events` are those of the workflow that are not published yet.
-
-    Raises:
-        Exception: MLflow fails; try again later.
     """
     last = {event.kind: event for event in events}
     end = last.get(EventKind.ENDED)
@@ -48,8 +43,7 @@ def update_workflow_run(
     said = {"mantik.reason": end.data["words"]} if end is not None else {}
     begun = [e for e in events if e.kind in (EventKind.BEGUN, EventKind.DETACHED)]
     if begun and begun[-1].kind is EventKind.DETACHED:
-        since = datetime.fromtimestamp(begun[-1].time, UTC)
-        said[DETACHED] = since.isoformat(timespec="seconds")
+        said[DETACHED] = segments.format_moment(begun[-1].time)
     tags = [RunTag(name, value) for name, value in said.items() if value]
     client.log_batch(run_id, metrics=metrics, tags=tags)
     if DETACHED not in said and (begun or end is not None):
@@ -61,17 +55,15 @@ def update_workflow_run(
         found = overview_jobs([record for _, record in jobs], controlled=True, members=members)
         tries = [replace(job, note=job.remark) for job in found if job.id not in ahead]
         over = end is not None
-        _draw(
-            client, run.id, run_id,
-            views.make_picture(run.data["name"], pipeline, tries, now, over=over),
-        )  # fmt: skip
+        picture = make_picture(run.data["name"], pipeline, tries, now, over=over)
+        _draw(client, run.id, run_id, picture)
     if end is not None:
         client.set_terminated(run_id, end.data["status"], int(end.time * 1000))
 
 
 def _draw(client: MlflowClient, run_of: str, run_id: str, shown: Picture) -> None:
     try:
-        drawn = views.render_files(shown)
+        drawn = render_files(shown)
     except Exception as error:  # noqa: BLE001 - an error in drawing must not block other runs
         sys.stderr.write(f"{run_of}: the pictures cannot be drawn: {error!r}\n")
         return
@@ -92,9 +84,6 @@ def make_member_runs(
     """Create the runs of a group's members, and return their ids by number.
 
     `again` is whether some may have been created before.
-
-    Raises:
-        Exception: MLflow fails; try again later.
     """
     made = {}
     for number, member in run.data.get("members", {}).items():
@@ -112,37 +101,7 @@ def make_member_runs(
     return made
 
 
-def end_members(
-    client: MlflowClient,
-    run_ids: Mapping[str, str],
-    own_ids: Mapping[str, str],
-    *,
-    ends: Path,
-    finished: bool,
-    moment: int,
-) -> None:
-    """End the runs of a group's members; `finished` is whether the group has, `moment` in ms.
-
-    `run_ids` are MLflow's by the members' numbers, and `own_ids` those that the job knows; `ends`
-    is the file of `member_ends`. A member whose end the group has not noted did not start, or was
-    ended with the group.
-    """
-    known = dict(_read_ends(ends))
-    for number, run_id in run_ids.items():
-        own_id = own_ids.get(number, run_id)
-        ended = "FINISHED" if finished else "KILLED"
-        tags = [RunTag("mantik.own_run_id", own_id)] if own_id != run_id else []
-        metrics = []
-        if int(number) in known:
-            code, seconds = known[int(number)]
-            ended = "FINISHED" if code == 0 else "FAILED"
-            tags.append(RunTag("mantik.exit_code", str(code)))
-            metrics.append(Metric("mantik/running_seconds", float(seconds), moment, 0))
-        unless_refused(partial(client.log_batch, run_id, metrics=metrics, tags=tags))
-        unless_refused(partial(client.set_terminated, run_id, ended, moment))
-
-
-def _read_ends(path: Path) -> Iterator[tuple[int, tuple[int, int]]]:
+def read_ends(path: Path) -> Iterator[tuple[int, tuple[int, int]]]:
     """Read exit code and seconds of each member that a group has noted, by number."""
     if not path.is_file() or path.stat().st_size > _LONGEST_ENDS:
         return

@@ -30,7 +30,7 @@ from typing import Any
 from ..common.state_directory import STATE
 from ..journal import JOURNAL_FILE, EventKind, read_tracked
 from .cursor import ALL, Cursor, Log, LoggedRun, open_log
-from .run import without_users
+from .run import DESTINATION, without_users
 from .store import DIRECTORY, copy_directory
 
 WORKER_LOCK = "lock"
@@ -138,8 +138,7 @@ class Worker:
             if self._ending.is_set() and not self._drains:
                 self._drains = True
                 for item in self._items.values():
-                    item.at = 0.0
-                    item.failures = 0
+                    item.at, item.failures = 0.0, 0
                 for place in self._places.values():
                     place.retry_at, place.failures = 0.0, 0
             self._wake.clear()
@@ -213,7 +212,7 @@ class Worker:
 
     def _item(self, run: LoggedRun, seq: int) -> _Item:
         making = not self._cursor.run(run.head).run_id
-        where = tuple(str(run.data[name]) for name in ("uri", "experiment_id", "experiment"))
+        where = tuple(str(run.data[name]) for name in DESTINATION)
         return _Item(self._places.setdefault(where, _Place()), seq, making)
 
     # Who may go
@@ -263,22 +262,18 @@ class Worker:
 
     def _collect(self) -> None:
         """Take in what the threads have done."""
-        while True:
-            try:
-                subject, future = self._done.get_nowait()
-            except queue.Empty:
-                return
+        while not self._done.empty():
+            subject, future = self._done.get()
             item = self._busy.pop(subject)
-            error = future.exception()
-            if error is None:
-                item.place.answers, item.place.failures = True, 0
-                self._look_again.add(subject)
-                if subject in self._updated:
-                    self._updated[subject] = time.monotonic()
-                if not item.making:
-                    self._stamps |= item.live
+            if error := future.exception():
+                self._failed(subject, item, error)
                 continue
-            self._failed(subject, item, error)
+            item.place.answers, item.place.failures = True, 0
+            self._look_again.add(subject)
+            if subject in self._updated:
+                self._updated[subject] = time.monotonic()
+            if not item.making:
+                self._stamps |= item.live
 
     def _failed(self, subject: str, item: _Item, error: BaseException) -> None:
         why = " ".join(without_users(f"{type(error).__name__}: {error}").split())

@@ -1,6 +1,7 @@
 """Publish the events of a try or a workflow to MLflow: needs mlflow.
 
-Whatever was published before, by another process too, is not published twice.
+Whatever was published before, by another process too, is not published twice. If MLflow fails, its
+client's exception comes through all of the process's modules: try again later.
 """
 
 import shutil
@@ -19,11 +20,7 @@ from mlflow.tracking import MlflowClient
 
 from ..journal import GOES_ON, Event, EventKind
 from .cursor import Cursor, Log, LoggedRun, PublishedRun, open_log
-from .overview import (
-    end_members,
-    make_member_runs,
-    update_workflow_run,
-)
+from .overview import make_member_runs, read_ends, update_workflow_run
 from .published import Published, Replay, link_file
 from .replay import COPY_TREE, publish_store
 from .requests import find_or_make, log_values, unless_refused
@@ -101,11 +98,7 @@ class Publisher:
         self._experiments: dict[tuple[str, str, str], tuple[str, str]] = {}
 
     def make(self, run_of: str) -> None:
-        """Create the run of a try or workflow, if needed: a job waits for its id.
-
-        Raises:
-            Exception: MLflow fails; try again later.
-        """
+        """Create the run of a try or workflow, if needed: a job waits for its id."""
         with open_log(self._workdir) as log:
             if (run := log.run(run_of)) is not None:
                 self._make(log, run)
@@ -203,9 +196,6 @@ class Publisher:
         """Publish what is new of a workflow, or of all tries that share a run with a try.
 
         Creates the run first, if needed. With `live` also what running jobs have logged.
-
-        Raises:
-            Exception: MLflow fails; try again later.
         """
         with open_log(self._workdir) as log:
             asked = log.run(run_of)
@@ -368,10 +358,24 @@ class Publisher:
         self._accepted(at, lambda: self._files(at, tries, end), what)
 
     def _end_members(self, at: _At, moment: int, *, finished: bool = False) -> None:
-        ends, own_ids = self._workdir / member_ends(at.run.id), _given(at).get("members", {})
-        end_members(
-            at.client, at.there.members, own_ids, ends=ends, finished=finished, moment=moment
-        )
+        """End the runs of a group's members; `finished` is whether the group has, `moment` in ms.
+
+        A member whose end the group has not noted did not start, or was ended with the group.
+        """
+        known = dict(read_ends(self._workdir / member_ends(at.run.id)))
+        own_ids = _given(at).get("members", {})
+        for number, run_id in at.there.members.items():
+            own_id = own_ids.get(number, run_id)
+            ended = "FINISHED" if finished else "KILLED"
+            tags = [RunTag("mantik.own_run_id", own_id)] if own_id != run_id else []
+            metrics = []
+            if int(number) in known:
+                code, seconds = known[int(number)]
+                ended = "FINISHED" if code == 0 else "FAILED"
+                tags.append(RunTag("mantik.exit_code", str(code)))
+                metrics.append(Metric("mantik/running_seconds", float(seconds), moment, 0))
+            unless_refused(partial(at.client.log_batch, run_id, metrics=metrics, tags=tags))
+            unless_refused(partial(at.client.set_terminated, run_id, ended, moment))
 
     def _files(self, at: _At, tries: Sequence[LoggedRun], end: Event) -> None:
         """Upload script, log and backend config, unless the segment is submitted again."""

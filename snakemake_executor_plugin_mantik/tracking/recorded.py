@@ -15,16 +15,7 @@ from typing import Any, Final
 
 import yaml
 from mlflow.entities import Metric
-from yaml.tokens import (
-    AliasToken,
-    BlockEndToken,
-    BlockMappingStartToken,
-    BlockSequenceStartToken,
-    FlowMappingEndToken,
-    FlowMappingStartToken,
-    FlowSequenceEndToken,
-    FlowSequenceStartToken,
-)
+from yaml import tokens
 
 PARENT_TAG: Final = "mlflow.parentRunId"
 REGISTRY: Final = "models"
@@ -49,12 +40,12 @@ _NAME: Final = re.compile(r"[/\w.\- :]+")
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Ten times as fast as the loader in Python; its scanner goes from token to token, at any depth."""
 _BEGIN: Final = (
-    BlockMappingStartToken,
-    BlockSequenceStartToken,
-    FlowMappingStartToken,
-    FlowSequenceStartToken,
+    tokens.BlockMappingStartToken,
+    tokens.BlockSequenceStartToken,
+    tokens.FlowMappingStartToken,
+    tokens.FlowSequenceStartToken,
 )
-_END: Final = (BlockEndToken, FlowMappingEndToken, FlowSequenceEndToken)
+_END: Final = (tokens.BlockEndToken, tokens.FlowMappingEndToken, tokens.FlowSequenceEndToken)
 
 
 @dataclass(frozen=True)
@@ -323,7 +314,7 @@ def _is_tame(path: Path, aliases: bool) -> bool:
     with path.open("rb") as file:
         for token in yaml.scan(file, _LOADER):
             depth += isinstance(token, _BEGIN) - isinstance(token, _END)
-            if depth > MAX_YAML_DEPTH or (isinstance(token, AliasToken) and not aliases):
+            if depth > MAX_YAML_DEPTH or (isinstance(token, tokens.AliasToken) and not aliases):
                 return False
     return True
 

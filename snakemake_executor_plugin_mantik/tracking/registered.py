@@ -61,11 +61,7 @@ class _Origin:
 
 
 def register(at: Replay, source: RecordedStore) -> None:
-    """Register all versions, once the models and artifacts that they name are published.
-
-    Raises:
-        Exception: the server does not answer, or answers with an error; try again later.
-    """
+    """Register all versions, once the models and artifacts that they name are published."""
     versions = read_versions(at.store)
     by_number = {(version.name, version.number): version for version in versions}
     for left, version in zip(reversed(range(len(versions))), versions, strict=True):

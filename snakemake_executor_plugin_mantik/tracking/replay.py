@@ -59,9 +59,6 @@ def publish_store(at: Replay, status: str = "") -> None:
     """Publish what is new.
 
     `status` is the final status for runs that the job did not end; empty while the job runs.
-
-    Raises:
-        Exception: the server does not answer, or answers with an error; try again later.
     """
     if not at.store.is_dir():
         return

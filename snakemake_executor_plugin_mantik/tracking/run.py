@@ -30,6 +30,8 @@ TAG_LENGTH = 5000
 """The longest value of a tag that all versions of MLflow accept, in characters."""
 WAITING_REASON = "mantik.waiting_reason"
 """The tag that holds why a job cannot start, while it cannot."""
+DESTINATION = ("uri", "experiment_id", "experiment")
+"""The fields of `TrackingTarget` that each run has among its data."""
 _GIT_WAIT_S = 10.0
 """The most seconds that git may take to read a project's commit."""
 
@@ -119,8 +121,8 @@ def run_tags(run: TrackedRun, record: TryRecord, workdir: Path, snakefile: str) 
         **(_of_project(run.call, workdir) if run.call else _of_rule(snakefile, workdir)),
         "mantik.site": record.site,
         "mantik.rule": record.rule,
-        "mantik.wildcards": _json(dict(run.wildcards)),
-        "mantik.members": _json(run.members) if run.members else "",
+        "mantik.wildcards": json.dumps(dict(run.wildcards), ensure_ascii=False, sort_keys=True),
+        "mantik.members": json.dumps(run.members, ensure_ascii=False) if run.members else "",
         "mantik.try": record.id,
     }
     return {name: value[:TAG_LENGTH] for name, value in found.items() if value}
@@ -143,10 +145,6 @@ def _of_rule(snakefile: str, workdir: Path) -> dict[str, str]:
     return {
         "mlflow.source.name": snakefile, "mlflow.source.type": "LOCAL", **git_tags(workdir),
     }  # fmt: skip
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
 @cache
@@ -259,9 +257,7 @@ def workflow_tags(
     """Return the tags to create a workflow's run with. May run git, once per directory."""
     found = {
         "mlflow.user": user_name(),
-        "mlflow.source.name": workflow.snakefile,
-        "mlflow.source.type": "LOCAL",
-        **git_tags(workdir),
+        **_of_rule(workflow.snakefile, workdir),
         PARENT_RUN_TAG: target.above,
         WORKFLOW: key,
         "mantik.command": mask_command(workflow.command, mask),

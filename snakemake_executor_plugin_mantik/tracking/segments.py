@@ -65,10 +65,7 @@ def run_state(log: Log, tries: Sequence[LoggedRun]) -> RunState:
         over = known.get(EventKind.CONCLUDED)
         if end is None:  # else it was continued since it was settled
             over = known.get(EventKind.SETTLED, over)
-        facts = {
-            **(end.data if end is not None else {}),
-            **({"words": over.data["words"]} if over else {}),
-        }
+        facts = {**(end.data if end else {}), **({"words": over.data["words"]} if over else {})}
         code = facts.get("exit_code")
         tags |= {
             "mantik.exit_code": "" if code is None else str(code),
@@ -97,7 +94,7 @@ def end_figures(log: Log, tries: Sequence[LoggedRun], end: Event) -> tuple[dict[
     assert tracked is not None
     code = end.data["exit_code"]
     if not record.segments and not last.one:
-        return job_figures(record, code), 0
+        return sum_figures([_entry(record, end, None, 1)], code), 0
     entries, goes_on = list_segments(log, tries), tracked.status == GOES_ON
     if goes_on and end.data["successor"] == _SAME:
         return {}, 0
@@ -145,8 +142,7 @@ def sum_figures(entries: Sequence[Mapping[str, Any]], exit_code: int | None) -> 
         ("cpu_seconds", "cpu"),
         ("core_hours", "core_hours"),
     ):
-        known = [float(entry[key]) for entry in entries if entry[key] is not None]
-        if known:
+        if known := [float(entry[key]) for entry in entries if entry[key] is not None]:
             sums[f"{_FOLDER}{name}"] = sum(known)
     if exit_code is not None:
         sums[f"{_FOLDER}exit_code"] = float(exit_code)
@@ -167,17 +163,16 @@ def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:
         "try": entry["try"],
         "job": entry["job"],
         "nodes": entry["nodes"],
-        "started": _moment(entry["started"]),
-        "ended": _moment(entry["ended"]),
+        "started": "" if entry["started"] is None else format_moment(entry["started"]),
+        "ended": format_moment(entry["ended"]),
         "seconds": round(entry["ran"], 1) if entry["ran"] is not None else None,
         "end": entry["end"][:100],
     }
     return {name: value for name, value in shown.items() if value not in (None, "")}
 
 
-def _moment(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
+def format_moment(seconds: float) -> str:
+    """Return a moment in UTC, to the second."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
@@ -192,26 +187,9 @@ _STATES: Final[Mapping[str, str]] = {
 }
 
 
-def job_figures(record: TryRecord, exit_code: int | None) -> dict[str, float]:
-    """Return the known metrics of a job that has ended."""
-    found = {
-        "queued_seconds": record.waited,
-        "running_seconds": record.ran,
-        "cpu_seconds": record.what_used.cpu_s,
-        "core_hours": _core_hours(record),
-        "exit_code": exit_code,
-    }
-    return {f"{_FOLDER}{name}": float(value) for name, value in found.items() if value is not None}
-
-
 def _core_hours(record: TryRecord) -> float | None:
     cores = record.what_asked.cores
     return cores * record.ran / 3600 if cores and record.ran is not None else None
-
-
-def run_status(tracked: TrackedTry, record: TryRecord) -> str:
-    """Return MLflow's status of a try's run, or `GOES_ON`."""
-    return tracked.status or ("RUNNING" if record.started is not None else "SCHEDULED")
 
 
 def workflow_figures(
@@ -226,7 +204,7 @@ def workflow_figures(
     for tracked, record in jobs:
         if tracked.behind:
             continue
-        status = run_status(tracked, record)
+        status = tracked.status or ("RUNNING" if record.started is not None else "SCHEDULED")
         last[record.job] = "SCHEDULED" if status == GOES_ON else status
         core_hours += _core_hours(record) or 0.0
         cpu += record.what_used.cpu_s or 0.0

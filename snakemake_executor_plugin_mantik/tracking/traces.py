@@ -36,9 +36,6 @@ def publish_traces(
     """Publish all finished traces, each to its run, and report how many are left out, and why.
 
     `experiment` returns MLflow's id of an experiment, by its id in the store and its name.
-
-    Raises:
-        Exception: the server does not answer, or answers with an error; try again later.
     """
     left: Counter[str] = Counter()
     for source_id, name in source.experiments.items():

@@ -29,6 +29,7 @@ from . import store
 from .cursor import Cursor, count_unpublished
 from .run import (
     ARTIFACT_FOLDER,
+    DESTINATION,
     TrackedRun,
     TrackedWorkflow,
     TrackingTarget,
@@ -263,8 +264,7 @@ class Tracker(Observer):
             before = last if same else None
         if before is not None and before.data:
             data = {
-                **{name: before.data[name] for name in ("name", "uri", "experiment_id",
-                                                        "experiment", "one")},
+                **{name: before.data[name] for name in ("name", *DESTINATION, "one")},
                 "head": before.data.get("head") or before.try_id, "follows": before.try_id,
                 "config": self._config(record.site), "direct": bool(self._direct),
             }  # fmt: skip
@@ -300,11 +300,7 @@ class Tracker(Observer):
 
     @property
     def _where(self) -> dict[str, str]:
-        target = self._target
-        return {
-            "uri": target.uri, "experiment_id": target.experiment_id,
-            "experiment": target.experiment,
-        }  # fmt: skip
+        return {name: getattr(self._target, name) for name in DESTINATION}
 
     async def _make_workflow(self) -> str:
         """Have the workflow's run created, before those of its jobs; return its id."""
@@ -322,8 +318,7 @@ class Tracker(Observer):
             texts["Snakefile"] = snakefile.read_text(encoding="utf-8", errors="replace")
         for name, text in texts.items():
             path = self._workdir / store.try_directory(key) / ARTIFACT_FOLDER / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self._mask(text), encoding="utf-8")
+            _write(path, self._mask(text))
         return {
             "name": workflow.name(self._workdir),
             "tags": workflow_tags(workflow, key, self._target, self._workdir, self._mask),
@@ -357,8 +352,7 @@ class Tracker(Observer):
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             path = f"{store.DIRECTORY}/configs/{digest}/backend-config.yaml"
             if not (self._workdir / path).exists():
-                (self._workdir / path).parent.mkdir(parents=True, exist_ok=True)
-                (self._workdir / path).write_text(text, encoding="utf-8")
+                _write(self._workdir / path, text)
             self._config_paths[site] = path
         return self._config_paths[site]
 
@@ -428,9 +422,7 @@ class Tracker(Observer):
         text = self._mask(strip_inline(script, spec))
         directory = self._workdir / store.try_directory(spec.paths.try_id) / ARTIFACT_FOLDER
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            path = directory / "script.sh"
-            path.write_text(text, encoding="utf-8", errors="surrogateescape")
+            _write(directory / "script.sh", text)
         except OSError as error:
             self._notify(f"The script of {spec.name} is not kept for MLflow ({error}).")
 
@@ -465,3 +457,8 @@ class Tracker(Observer):
         job = self._runs.get(record_id) if self._cursor is not None else None
         has_store = job is not None and job.data and job.given.get("store", True)
         return store.try_directory(record_id) if has_store else None
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")

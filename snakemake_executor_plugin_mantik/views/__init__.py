@@ -10,19 +10,11 @@ Without a controller, `sites` asks them, and only when the user wants it. Render
 
 from collections.abc import Mapping
 
-from .picture import Node, NodeState, Picture, make_picture, render_template
+from .picture import Picture, render_template
 from .pipeline import render_pipeline
 from .timeline import render_timeline
 
-__all__ = [
-    "Node",
-    "NodeState",
-    "Picture",
-    "make_picture",
-    "render_files",
-    "render_pipeline",
-    "render_timeline",
-]
+__all__ = ["render_files", "render_pipeline", "render_timeline"]
 
 
 def render_files(picture: Picture) -> Mapping[str, str]:

@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snakemake_executor_plugin_mantik.views import (
-    Node,
-    NodeState,
-    Picture,
-    make_picture,
-    render_files,
-    render_pipeline,
-    render_timeline,
-)
+from snakemake_executor_plugin_mantik.views import render_files, render_pipeline, render_timeline
+from snakemake_executor_plugin_mantik.views.picture import Node, NodeState, Picture, make_picture
 from snakemake_executor_plugin_mantik.views.pipeline import MAX_JOB_BOXES, Bend, layer_graph
 from snakemake_executor_plugin_mantik.views.timeline import MOST_BARS, SOME_BARS, Axis
 

@@ -11,10 +11,7 @@ import typer
 
 from ..adapter.snakemake_errors import check_snakemake_version
 from ..common.errors import MantikError, UserError
-from .shared import App, Evaluating, Passing
-
-_FAILED = 2
-"""Exit code after an error."""
+from .shared import WRONG, App, Evaluating, Passing
 
 _INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -71,7 +68,7 @@ def main() -> None:
         _app(sys.argv[1] if len(sys.argv) > 1 else "")()
     except MantikError as error:
         typer.echo(f"smk-mantik: {error}", err=True)
-        sys.exit(_FAILED)
+        sys.exit(WRONG)
     except KeyboardInterrupt:  # before the command starts: imports take a second
         sys.exit(_INTERRUPTED)
 

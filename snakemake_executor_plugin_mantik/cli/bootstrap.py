@@ -99,9 +99,6 @@ def _run_job(
         what: name of the step, for its files.
         words: the program's arguments after the report.
         wheels: files to upload.
-
-    Raises:
-        UserError: the job failed.
     """
     from ..rules.resources import SITE_RESOURCE
 

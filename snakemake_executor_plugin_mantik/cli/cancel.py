@@ -1,7 +1,7 @@
 """`smk-mantik cancel`, `unlock` and `clean`: end what earlier runs left, without Snakemake."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -17,10 +17,7 @@ from ..jobs.paths import display_path
 from ..journal import Journal, StoredOutput, TryRecord, TryState, read_history
 from ..storage.copies import is_here
 from ..views.workflow import is_meant, list_names
-from .shared import Sites, Workdir, Yes, confirm, say
-
-_UNCONFIRMED = 1
-"""Exit code if a job may still run."""
+from .shared import NOT_DONE, Sites, Workdir, Yes, confirm, say
 
 
 def cancel(
@@ -47,25 +44,16 @@ def cancel(
         if not (records := _chosen(journal, jobs or [], every=every)):
             say("No job is at a site.")
         elif asyncio.run(_cancel(journal, site or [], records, wait)):
-            raise typer.Exit(_UNCONFIRMED)
+            raise typer.Exit(NOT_DONE)
 
 
-def _may_run(journal: Journal) -> list[TryRecord]:
-    """Return planned tries, and those that may wait or run at a site, the oldest first."""
-    return [
+def _chosen(journal: Journal, wanted: Sequence[str], *, every: bool) -> list[TryRecord]:
+    """Return those of the planned tries, and of those that may wait or run, that are named."""
+    there = [
         record
         for record in read_history(journal.path.parent)
         if record.may_run or record.state is TryState.PLANNED
     ]
-
-
-def _chosen(journal: Journal, wanted: Sequence[str], *, every: bool) -> list[TryRecord]:
-    """Return the tries that the user has named.
-
-    Raises:
-        UserError: no job is named, a name matches none, or `every` comes with names.
-    """
-    there = _may_run(journal)
     known = list_names(record.name for record in there) or " none"
     if every or not there:
         if wanted and every:
@@ -92,7 +80,7 @@ async def _cancel(
 ) -> list[TryRecord]:
     names = sorted({record.site for record in records})
     async with reach_sites(journal, names, given, say) as there:
-        left = await cancel_tries(there, records, wait_s, say)
+        left = await cancel_tries(there, records, wait_s)
         now = {record.id: record for record in read_history(journal.path.parent)}
         unconfirmed = {record.id for record in left}
         for record in records:
@@ -102,15 +90,11 @@ async def _cancel(
 
 
 async def cancel_tries(
-    there: ReconnectedSite,
-    records: Sequence[TryRecord],
-    wait_s: float,
-    say: Callable[[str], None],
+    there: ReconnectedSite, records: Sequence[TryRecord], wait_s: float
 ) -> list[TryRecord]:
     """Cancel tries and wait for their ends; report and return those that may still run.
 
-    The wait takes up to `wait_s` seconds, and longer for many tries. `say` writes a line for the
-    user.
+    The wait takes up to `wait_s` seconds, and longer for many tries.
     """
     within = [record for record in records if there.holds(record)]
     beyond = [record for record in records if not there.holds(record)]
@@ -156,10 +140,6 @@ def unlock(*, directory: Workdir = Path(), yes: Yes = False) -> None:
             say("The next run here may lead.")
 
 
-_LEFT = 1
-"""Exit code if something had to stay; a "no" of the user does not count."""
-
-
 def clean(
     names: Annotated[
         list[str] | None,
@@ -189,7 +169,7 @@ def clean(
         if not sites:
             typer.echo("There is no workspace.")
         elif asyncio.run(_clean(journal, names or [*sites], site or [], yes=yes, force=force)):
-            raise typer.Exit(_LEFT)
+            raise typer.Exit(NOT_DONE)
 
 
 async def _clean(
@@ -259,7 +239,7 @@ async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
     """Cancel the tries in a workspace and empty it; return whether everything was removed."""
     journal = there.journal
     running = [record for record in _needed(journal, name) if record.may_run]
-    if await cancel_tries(there, running, 2 * CANCEL_WAIT_S, say):
+    if await cancel_tries(there, running, 2 * CANCEL_WAIT_S):
         typer.echo(f"{name}: kept, because one of its jobs may still run.")
         return False
     for record in _needed(journal, name):
@@ -306,12 +286,8 @@ def _why(record: TryRecord) -> str:
 
 
 def _table(found: Mapping[str, WorkspacePart]) -> list[str]:
-    if not found:
-        return ["  nothing"]
-    lines = []
-    for name, part in found.items():
-        more = "more than " if part.more else ""
-        lines.append(
-            f"  {name}: {more}{humanize_count(part.files, 'file')}, {humanize_size(part.size)}"
-        )
-    return lines
+    return [
+        f"  {name}: {'more than ' if part.more else ''}{humanize_count(part.files, 'file')},"
+        f" {humanize_size(part.size)}"
+        for name, part in found.items()
+    ] or ["  nothing"]

@@ -75,13 +75,10 @@ def documentation_pages() -> dict[str, Traversable]:
     return {file.name.removesuffix(".md"): file for file in found}
 
 
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-"""The dialect of pydantic's schemas."""
-
-
 def config_schema() -> Any:
     """Return the JSON Schema of the Compute Backend Config."""
-    described = {"$schema": _DIALECT, **BackendConfig.model_json_schema()}
+    dialect = "https://json-schema.org/draft/2020-12/schema"  # that of pydantic's schemas
+    described = {"$schema": dialect, **BackendConfig.model_json_schema()}
     described["title"] = "Compute Backend Config"
     keys = described["$defs"]["ResourcesConfig"]["properties"]
     keys["Memory"] = {**keys["MemoryPerNode"], "title": "Memory", "deprecated": True}
@@ -93,10 +90,8 @@ def config_schema() -> Any:
     for key in ("Environments", "Pools"):
         named = described["properties"][key]
         named["propertyNames"] = {"pattern": f"^{ENVIRONMENT_NAME.pattern}$"}
-    described["$defs"]["ContainerEngineConfig"]["oneOf"] = [
-        {"required": ["File"]},
-        {"required": ["Name"]},
-    ]
+    one = [{"required": ["File"]}, {"required": ["Name"]}]
+    described["$defs"]["ContainerEngineConfig"]["oneOf"] = one
     described["$defs"]["ResourcesConfig"]["not"] = {"required": ["Memory", "MemoryPerNode"]}
     on_login = {"anyOf": [{"required": [hook]} for hook in LOGIN_HOOKS]}
     described["if"] = {"required": ["Firecrest"]}

@@ -68,9 +68,9 @@ def find_undeclared(
             f"Left at the site: {humanize_count(len(unsafe), 'file')} with names that its file API"
             f" cannot carry, such as {unsafe[0]!r}."
         )
-    here = [f for f in found.values() if os.path.lexists(local_path(f.path, directory))]
     if force:
         return list(found.values()), 0
+    here = [f for f in found.values() if os.path.lexists(local_path(f.path, directory))]
     if others := [
         f
         for f in here
@@ -225,11 +225,7 @@ def get(
 
 
 def _chosen(catalog: Catalog, paths: Sequence[str]) -> tuple[list[StoredOutput], list[str]]:
-    """Return the outputs at `paths`, all if there are none, and the paths without an output.
-
-    Raises:
-        UserError: an output is no longer at its site.
-    """
+    """Return the outputs at `paths`, all if there are none, and the paths without an output."""
     known = [output for output in catalog.outputs() if not output.here]
     wanted = [] if paths else known
     others = []
@@ -281,15 +277,8 @@ def _names(paths: Sequence[str]) -> str:
 
 
 def _refuse_others(directory: Path, outputs: Iterable[StoredOutput]) -> None:
-    """Refuse to replace files.
-
-    Raises:
-        UserError: there is a file at one of the paths.
-    """
-    others = [
-        output.path for output in outputs if os.path.lexists(local_path(output.path, directory))
-    ]
-    if others:
+    """Refuse to replace files that are here at the paths of outputs."""
+    if others := [o.path for o in outputs if os.path.lexists(local_path(o.path, directory))]:
         raise UserError(
             f"nothing was brought: there are files with other contents here: {_names(others)}",
             where=str(directory),
@@ -354,33 +343,27 @@ def ls(
 def _show_undeclared(
     files: Sequence[UndeclaredFile], names: Mapping[str, str], directory: Path, *, as_json: bool
 ) -> None:
-    rows = [
-        (
-            display_path(file.path),
-            names.get(file.place, file.place),
-            file.size,
-            file.job,
-            os.path.lexists(local_path(file.path, directory)),
-        )
+    found: list[dict[str, Any]] = [
+        {
+            "file": display_path(file.path),
+            "site": names.get(file.place, file.place),
+            "size": file.size,
+            "job": file.job,
+            "here": os.path.lexists(local_path(file.path, directory)),
+        }
         for file in files
     ]
     if as_json:
-        keys = ("file", "site", "size", "job", "here")
-        shared.print_json([dict(zip(keys, row, strict=True)) for row in rows])
-    elif not rows:
+        shared.print_json(found)
+    elif not found:
         typer.echo("No job has left a new file that no rule declares.")
     else:
-        shared.print_table(
-            ["file", "site", "size", "seen by", "here"],
-            _shortened(
-                (
-                    [path, site, humanize_size(size), job, "yes" * here]
-                    for path, site, size, job, here in rows
-                ),
-                3,
-            ),
-            right=("size",),
+        rows = (
+            [f["file"], f["site"], humanize_size(f["size"]), f["job"], "yes" * f["here"]]
+            for f in found
         )
+        titles = ["file", "site", "size", "seen by", "here"]
+        shared.print_table(titles, _shortened(rows, 3), right=("size",))
 
 
 def _shortened(rows: Iterable[list[str]], by: int) -> Iterable[list[str]]:

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.resources import files
@@ -135,7 +134,8 @@ def init(  # noqa: PLR0917 - options of a command line
         done = f"Added {config.name} to" if taken and extended else "Wrote"
         typer.echo(f"{done} {profile}: with it, plain `snakemake` here uses the executor.")
     if taken[1:]:
-        typer.echo(f"Snakemake may use {_names(taken[1:])} instead of {profile}: keep only one.")
+        others = ", ".join(map(str, taken[1:]))
+        typer.echo(f"Snakemake may use {others} instead of {profile}: keep only one.")
     typer.echo(next_steps(site, chosen.api))
 
 
@@ -193,10 +193,6 @@ def _with_item(text: str, node: Any, items: list[str], new: str) -> str:
     return text[:end] + added + text[end:]
 
 
-def _names(paths: Iterable[Path]) -> str:
-    return ", ".join(map(str, paths))
-
-
 def _is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
@@ -211,11 +207,7 @@ def _listed() -> str:
 
 
 def _site(name: str, url: str, machine: str, token_url: str) -> KnownSite:
-    """Return the site that the options describe; they override what is known of it.
-
-    Raises:
-        UserError: an option is missing.
-    """
+    """Return the site that the options describe; they override what is known of it."""
     known = KNOWN_SITES.get(_SYSTEMS.get(name.lower(), name.lower()))
     if name == _EXAMPLE_SITE and not (url or machine or token_url):
         return _EXAMPLE

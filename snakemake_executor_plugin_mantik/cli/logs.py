@@ -14,7 +14,7 @@ from ..jobs.paths import display_path
 from ..journal import TryRecord, is_controlled, read_history
 from ..views.sites import JobLog, run_beside
 from ..views.workflow import find_try
-from .shared import Follow, Sites, Workdir
+from .shared import Follow, Sites, Workdir, say, warn
 
 
 def logs(
@@ -62,7 +62,7 @@ def logs(
     state, visit = directory / STATE, site_visits(directory, site or [])
     for file in files:
         if len(files) > 1:
-            typer.echo(f"==> {printable(display_path(file))} <==")
+            say(f"==> {display_path(file)} <==")
         source = JobLog(
             directory,
             lambda: _last(state, found),
@@ -74,9 +74,9 @@ def logs(
         asyncio.run(source.copy(write, follow=follow))
     last = _last(state, found)
     if follow and last.outcome:
-        typer.echo(printable(f"{last.name}: {last.outcome}"), err=True)
+        warn(f"{last.name}: {last.outcome}")
     elif not said:
-        typer.echo(printable(_silent(last)), err=True)
+        warn(_silent(last))
 
 
 def exec_(

@@ -309,9 +309,6 @@ def _uploads(files: UploadForecast, *, short: bool = False, project: int = 0) ->
     return ", ".join(parts)
 
 
-_INLINE = "as shown below"
-
-
 def render(  # noqa: PLR0917 - options of a command line
     target: Annotated[
         str,
@@ -473,7 +470,7 @@ def _without_scripts(value: Any) -> Any:
         if value.get("To") in HOOK_FILES.values():
             return value
         return {
-            key: _INLINE if key in ("Data", "script") else _without_scripts(item)
+            key: "as shown below" if key in ("Data", "script") else _without_scripts(item)
             for key, item in value.items()
         }
     return [_without_scripts(item) for item in value] if isinstance(value, list) else value

@@ -20,7 +20,7 @@ from ..journal import Journal, StoredOutput, read_stored
 from ..rules.paths.job_paths import JobPaths
 from ..staging.local import LocalFile
 from ..staging.secret_files import SecretFiles
-from .shared import Workdir, is_config, make_progress, say
+from .shared import NOT_DONE, Workdir, is_config, make_progress, say
 
 _MOST_BUNDLES = 64
 """In how many bundles files are uploaded at most, if none is large: a script names all that it
@@ -39,10 +39,6 @@ def _split(files: Sequence[LocalFile], size: int) -> Iterator[list[LocalFile]]:
         filled += file.size
     if group:
         yield group
-
-
-_NOT_DONE = 1
-"""Exit code if the site could not be reached."""
 
 
 def put(
@@ -88,11 +84,7 @@ def put(
 
 
 def _place(directory: Path, path: str) -> str:
-    """Return the path of a file in a workspace.
-
-    Raises:
-        UserError: it is not there, or is nothing to send.
-    """
+    """Return the path of a file in a workspace."""
     if not os.path.exists(directory / path):
         raise UserError("there is no such file", where=path, do="Correct the path")
     found = JobPaths(directory, str).place(path)
@@ -103,11 +95,7 @@ def _place(directory: Path, path: str) -> str:
 
 
 def _choose(sites: Sequence[str], name: str | None) -> str:
-    """Return the one of the workflow's `sites` to send to.
-
-    Raises:
-        UserError: none is named and there is not exactly one; or it is unknown.
-    """
+    """Return the one of the workflow's `sites` to send to."""
     known = f"Sites of this workflow: {', '.join(sites)}" if sites else ""
     if name is None and len(sites) == 1:
         return sites[0]
@@ -116,11 +104,8 @@ def _choose(sites: Sequence[str], name: str | None) -> str:
             "there are several sites", where="smk-mantik put", do=f"Add --site NAME. {known}"
         )
     if name is None or name not in sites:
-        what = (
-            "no run has used a site yet" if name is None else f"no run has used a site named {name}"
-        )
         raise UserError(
-            what,
+            f"no run has used a site {'yet' if name is None else f'named {name}'}",
             where="smk-mantik put",
             do=f"Name its backend config with --site FILE. {known}".strip(),
         )
@@ -128,11 +113,7 @@ def _choose(sites: Sequence[str], name: str | None) -> str:
 
 
 def _refuse_outputs(directory: Path, outputs: Iterable[StoredOutput], paths: Sequence[str]) -> None:
-    """Refuse to send outputs that stay at a site: jobs read what lies there.
-
-    Raises:
-        UserError: one of `paths` is such an output, a part of one, or a directory with a copy.
-    """
+    """Refuse to send an output that stays at a site, a part of one, or a directory with a copy."""
     for output in outputs:
         copied = os.path.lexists(local_path(output.path, directory))
         for path in paths:
@@ -148,11 +129,7 @@ def _refuse_outputs(directory: Path, outputs: Iterable[StoredOutput], paths: Seq
 
 
 def _refuse_secrets(config: BackendConfig, directory: Path, paths: Iterable[str]) -> None:
-    """Refuse to send what must not leave this machine.
-
-    Raises:
-        UserError: one of `paths` is or contains such a file.
-    """
+    """Refuse to send what must not leave this machine, or contains such a file."""
     files = SecretFiles(Include(config.site.include))
     looks = (files.look_at(path, str(local_path(path, directory))) for path in paths)
     if found := "; ".join(filter(None, looks)):
@@ -176,7 +153,7 @@ async def _put(
         async with reach_sites(journal, [name], given, notify, new=True) as there:
             if name in there.away:
                 notify(there.away[name])
-                raise typer.Exit(_NOT_DONE)
+                raise typer.Exit(NOT_DONE)
             runner = there.runners[name]
             _refuse_secrets(runner.planner.config, there.workdir, paths)
             stager = runner.place.stager

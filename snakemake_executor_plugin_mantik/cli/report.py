@@ -6,13 +6,13 @@ from typing import Annotated, Final
 
 import typer
 
-from ..common.errors import UserError, json_text, printable
+from ..common.errors import UserError, printable
 from ..common.humanize import humanize_count
 from ..common.secret_names import secret_values
 from ..staging.sources import REPORT_FILE
 from ..views.report import GENERATOR, gather_report, render_csv, render_report
 from ..views.usage import render_profile
-from .shared import Workdir, write_file
+from .shared import Workdir, print_json, say, warn, write_file
 
 _HEAD_BYTES: Final = 1024
 """How much of a file is read to see whether it is a report."""
@@ -61,19 +61,14 @@ def report(
         )
     if not as_json and not as_csv and not force:
         _refuse_others(output)
-    found = gather_report(
-        directory,
-        every=every,
-        secrets=secret_values(os.environ),
-        warn=lambda text: typer.echo(printable(text), err=True),
-    )
+    found = gather_report(directory, every=every, secrets=secret_values(os.environ), warn=warn)
     if as_json:
-        typer.echo(json_text(found.as_json()))
+        print_json(found.as_json())
     elif as_csv:
         typer.echo(printable(render_csv(found)), nl=False)
     else:
         write_file(output, render_report(found))
-        typer.echo(printable(f"The report is in {output}."))
+        say(f"The report is in {output}.")
     if target is not None:
         write_file(target, render_profile(found.rules))
         number = sum(bool(usage.advice) for usage in found.rules)
@@ -82,11 +77,7 @@ def report(
 
 
 def _refuse_others(output: Path) -> None:
-    """Check that a file does not exist, or is a report.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """Refuse to replace a file that is no report."""
     try:
         with output.open("rb") as file:
             known = f'content="{GENERATOR}"'.encode() in file.read(_HEAD_BYTES)

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -82,8 +81,7 @@ def run(
     os.execv(sys.executable, words)  # noqa: S606 - replaces this process
 
 
-def _is_local(arguments: Sequence[str]) -> bool:
-    words = list(arguments)
+def _is_local(words: list[str]) -> bool:
     return any(
         word in ("--executor=local", "-e=local", "-elocal")
         or (word in ("--executor", "-e") and words[at + 1 : at + 2] == ["local"])

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from ..runs.directories import RunDirectory, config_of_file, runs_home
 from ..runs.schedule_store import repeated_by
 from . import runtable
 from .shared import (
+    NOT_DONE,
     App,
     AsJson,
     Checkpoint,
@@ -37,9 +38,6 @@ from .shared import (
 if TYPE_CHECKING:
     from ..runs.listing import FoundRun
     from ..runs.submit import SubmitRequest
-
-_FAILED = 1
-"""Exit code if a run did not succeed with `--wait`, or a deletion was not confirmed."""
 
 runs_app = App(
     help="Submit runs of MLproject entry points that go on by themselves; list, repeat them.",
@@ -302,7 +300,7 @@ def delete(
     for line in (*runtable.deletion_lines(found, site=not keep_site), *_repeated(found.run_id)):
         typer.echo(one_line(line))
     if not (yes or confirm("Remove all of this?")):
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(NOT_DONE)
     if own and here is not None:
         if not keep_site:
             local_runs.clean_run(here, say)
@@ -408,6 +406,7 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
+    """Tell of a run that was submitted, and with `wait` of its end."""
     run = RunDirectory(runs_home() / run_id)
     if as_json and not wait:
         print_json({"run_id": run_id, "name": run.request.name, "directory": str(run.path)})
@@ -418,23 +417,19 @@ def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
                 f" Follow it with smk-mantik runs logs -f {run_id[:8]}"
             )
         )
-    if wait:
-        _wait(run_id, as_json=as_json)
-
-
-def _wait(run_id: str, *, as_json: bool) -> None:
-    directory = RunDirectory(runs_home() / run_id)
+    if not wait:
+        return
     try:
-        controller.wait_for_controller(directory)
+        controller.wait_for_controller(run)
     except KeyboardInterrupt:
         typer.echo("Cancelling it.", err=True)
-        local_runs.cancel_run(directory, warn)
+        local_runs.cancel_run(run, warn)
     found = _find(run_id)
-    details: dict[str, Any] = runtable.run_details(found)
+    details = runtable.run_details(found)
     if as_json:
         print_json(details)
     else:
         note = f" ({details['note']})" if details["note"] else ""
         typer.echo(one_line(f"Run {run_id}: {details['state']}{note}."))
     if found.here is None or found.here.end is None or found.here.end["exit_code"] != 0:
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(NOT_DONE)

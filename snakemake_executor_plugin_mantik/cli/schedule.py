@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -86,13 +86,8 @@ class _Options:
     ] = None
 
 
-@contextmanager
-def _store() -> Iterator[ScheduleStore]:
-    store = ScheduleStore(data_home())
-    try:
-        yield store
-    finally:
-        store.close()
+def _store() -> "closing[ScheduleStore]":
+    return closing(ScheduleStore(data_home()))
 
 
 def _the(store: ScheduleStore, name: str) -> Schedule:

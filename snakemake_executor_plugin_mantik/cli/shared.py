@@ -29,8 +29,10 @@ from ..common.state_directory import replace_file
 if TYPE_CHECKING:
     from ..adapter.workflow_metadata import GraphFiles
 
+NOT_DONE: Final = 1
+"""Exit code if what a command is for was not done, or not wholly: a job may still run, say."""
 WRONG: Final = 2
-"""Exit code if a file or a workflow has a mistake, or with `--connect` a site."""
+"""Exit code after an error, as if a file, a workflow, or with `--connect` a site has a mistake."""
 
 # Options
 
@@ -429,8 +431,7 @@ def run_child(
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        del frame
+    def pass_on(number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT and _from_terminal():
             return  # the terminal sends it to the command, too
         if child is None:
@@ -454,13 +455,6 @@ def run_child(
 
 def _from_terminal() -> bool:
     """Return whether this process is in a terminal's foreground group, which receives Ctrl-C."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    with suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False

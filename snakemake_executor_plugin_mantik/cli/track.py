@@ -15,7 +15,7 @@ from ..tracking.cursor import count_unpublished
 from ..tracking.process import DRAIN_S, WORKER_LOCK
 from ..tracking.store import DIRECTORY
 from ..tracking.worker_client import WorkerClient
-from .shared import Workdir, require_mlflow, say, warn
+from .shared import NOT_DONE, Workdir, require_mlflow, say, warn
 
 _IMPORT_S = 60.0
 """Seconds allowed for the import of MLflow, in addition to those for publishing."""
@@ -41,7 +41,7 @@ def track(
     text = f"{humanize_count(max(0, before - left), 'run')} published, {left} left"
     if left:
         say(f"{text}: {why or f'see {kept}/worker.log'}")
-        raise typer.Exit(1)
+        raise typer.Exit(NOT_DONE)
     typer.echo(f"{text}.")
 
 

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..common.errors import MantikError, json_text, one_line, printable
+from ..common.errors import MantikError, one_line
 from ..common.humanize import humanize_count, humanize_duration, humanize_size
 from ..common.state_directory import STATE, read_end
 from ..connections.connect import open_journal, site_visits
@@ -405,7 +405,7 @@ async def _once(directory: Path, given: Sequence[str], *, as_json: bool) -> None
             await visitors.look()
         jobs = watched.look()
         if as_json:
-            typer.echo(json_text(watched.as_json(jobs)))
+            shared.print_json(watched.as_json(jobs))
             return
         console = shared.make_console()
         view = watch_view(
@@ -538,7 +538,7 @@ def jobs(
     ]
     now = time.time()
     if as_json:
-        typer.echo(json_text([job.as_json(now) for job in found]))
+        shared.print_json([job.as_json(now) for job in found])
     else:
         console = shared.make_console()
         console.print(jobs_table(found, now, console.width, brief=not failed))
@@ -549,7 +549,7 @@ async def _asked(directory: Path, given: Sequence[str]) -> Mapping[str, Sight]:
     async with aclosing(visitors):
         await visitors.look()
     for words in visitors.away.values():
-        typer.echo(printable(words), err=True)
+        shared.warn(words)
     return visitors.sights
 
 

@@ -45,29 +45,27 @@ _Kind = Literal[
 
 def init(  # noqa: PLR0917 - options of a command line
     site: Annotated[
-        str,
-        typer.Option("--site", help="Name of the site; for those of --list the URL is known."),
+        str, typer.Option(help="Name of the site; for those of --list the URL is known.")
     ] = _EXAMPLE_SITE,
     queue: Annotated[
-        str, typer.Option("--queue", help="Queue (partition) of the jobs; default: a known one.")
+        str, typer.Option(help="Queue (partition) of the jobs; default: a known one.")
     ] = "",
     url: Annotated[
-        str,
-        typer.Option("--url", help="URL of the UNICORE API, or with --machine of firecREST."),
+        str, typer.Option(help="URL of the UNICORE API, or with --machine of firecREST.")
     ] = "",
     machine: Annotated[
-        str, typer.Option("--machine", help="Name of the system, for a site behind firecREST.")
+        str, typer.Option(help="Name of the system, for a site behind firecREST.")
     ] = "",
     token_url: Annotated[
-        str, typer.Option("--token-url", help="Issuer of tokens, for a site behind firecREST.")
+        str, typer.Option(help="Issuer of tokens, for a site behind firecREST.")
     ] = "",
     environment: Annotated[
-        _Kind, typer.Option("--environment", help="The environment of the jobs' commands.")
+        _Kind, typer.Option(help="The environment of the jobs' commands.")
     ] = "none",
     path: Annotated[
         str,
         typer.Option(
-            "--path", help="The image, definition, virtual environment or modules of --environment."
+            help="The image, definition, virtual environment or modules of --environment."
         ),
     ] = "",
     directory: Annotated[

@@ -319,15 +319,13 @@ def render(  # noqa: PLR0917 - options of a command line
         ),
     ],
     arguments: ForSnakemake = None,
-    command: Annotated[
-        str, typer.Option("--command", help="The command of a job that is in no workflow.")
-    ] = "",
+    command: Annotated[str, typer.Option(help="The command of a job that is in no workflow.")] = "",
     project: Project = Path(),
     environment: Annotated[
-        str, typer.Option("--environment", help="One of the config's Environments, by its name.")
+        str, typer.Option(help="One of the config's Environments, by its name.")
     ] = "",
     unicore_version: Annotated[
-        str, typer.Option("--unicore-version", help="Render for this version, such as 11.0.0.")
+        str, typer.Option(help="Render for this version, such as 11.0.0.")
     ] = "",
     as_json: AsJson = False,
 ) -> None:

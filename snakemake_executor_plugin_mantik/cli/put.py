@@ -51,7 +51,6 @@ def put(
     site: Annotated[
         str | None,
         typer.Option(
-            "--site",
             metavar="NAME",
             help="The site: its name in the workflow, or its backend config as [NAME=]FILE."
             " Needed before the first run, and with several sites.",

@@ -27,7 +27,6 @@ def report(
     profile: Annotated[
         Path | None,
         typer.Option(
-            "--profile",
             metavar="DIRECTORY",
             help="Also write what to request next time as a profile of Snakemake: its config.yaml"
             " sets it with set-resources. Or name a YAML file.",

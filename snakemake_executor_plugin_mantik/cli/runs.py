@@ -54,14 +54,11 @@ class _Options:
     parameter: Parameters = None
     extra: Extra = None
     site: SiteConfig = ""
-    account: Annotated[str, typer.Option("--account", help="The compute budget account.")] = ""
+    account: Annotated[str, typer.Option(help="The compute budget account.")] = ""
     experiment: Annotated[
-        str,
-        typer.Option("--experiment", help="The MLflow experiment; created if it does not exist."),
+        str, typer.Option(help="The MLflow experiment; created if it does not exist.")
     ] = ""
-    name: Annotated[
-        str, typer.Option("--name", help="The run's name; default: MLflow chooses one.")
-    ] = ""
+    name: Annotated[str, typer.Option(help="The run's name; default: MLflow chooses one.")] = ""
     segments: Segments = None
     checkpoint: Checkpoint = ""
     wait: Annotated[
@@ -152,15 +149,13 @@ def _found_here(run: str, why: str, do: str) -> RunDirectory:
 @runs_app.command("list")
 def list_(
     *,
-    experiment: Annotated[
-        str, typer.Option("--experiment", help="Only runs of this experiment.")
-    ] = "",
+    experiment: Annotated[str, typer.Option(help="Only runs of this experiment.")] = "",
     state: Annotated[
-        str, typer.Option("--state", help="SCHEDULED, RUNNING, FINISHED, FAILED or KILLED.")
+        str, typer.Option(help="SCHEDULED, RUNNING, FINISHED, FAILED or KILLED.")
     ] = "",
-    site: Annotated[str, typer.Option("--site", help="Only runs at this site.")] = "",
+    site: Annotated[str, typer.Option(help="Only runs at this site.")] = "",
     since: Annotated[
-        str, typer.Option("--since", help="Only runs since a date, or an age such as 12h or 7d.")
+        str, typer.Option(help="Only runs since a date, or an age such as 12h or 7d.")
     ] = "",
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, help="Maximum number of runs.")
@@ -323,9 +318,7 @@ def register(
         bool,
         typer.Option("--new-version", help="Add a version if the name has models of other runs."),
     ] = False,
-    model: Annotated[
-        str, typer.Option("--model", help="The model, if the run has logged several.")
-    ] = "",
+    model: Annotated[str, typer.Option(help="The model, if the run has logged several.")] = "",
     remove: Annotated[
         bool, typer.Option("--remove", help="Remove the run's models from the registry instead.")
     ] = False,

@@ -69,15 +69,10 @@ def run_in_sandbox(
     *,
     site: Annotated[
         list[str],
-        typer.Option(
-            "--site", help="A site and its API, NAME=unicore or NAME=firecrest; repeatable."
-        ),
+        typer.Option(help="A site and its API, NAME=unicore or NAME=firecrest; repeatable."),
     ] = _SITES,
     scheduler: Annotated[
-        str,
-        typer.Option(
-            "--scheduler", help="What runs the jobs: local processes, or this machine's slurm."
-        ),
+        str, typer.Option(help="What runs the jobs: local processes, or this machine's slurm.")
     ] = "local",
     slots: Annotated[
         int | None,

@@ -46,7 +46,6 @@ class BatchJob:
     """One job as its scheduler reports it.
 
     Attributes:
-        id: the scheduler's id.
         state, reason: in Slurm's words.
         exit_code: exit code of the batch script, None until it ended; 0 if a signal ended it.
         signal: the signal that ended the batch script, 0 for none.

@@ -58,14 +58,11 @@ class UnicoreJob:
     """One UNICORE job.
 
     Attributes:
-        site: the site, which runs it.
         id: the last part of the job's URL.
         json: the description as submitted.
-        directory: the job's working directory.
         owner: DN of the user.
         description: the description as the server reads it.
         batch: the scheduler's job, None before its submission.
-        scheduler_ids: the scheduler's ids of all submissions.
         started: set when a job continues that waits for the client's files.
         looked: set when the server has just read the states of all jobs.
     """

@@ -80,7 +80,6 @@ class BatchRequest:
     """The resources and options that a batch script requests.
 
     Attributes:
-        time_s: walltime in seconds.
         tasks: tasks over all nodes.
         memory_mib: memory on each node in MiB, None for no limit.
         gpus: GPUs on each node.

@@ -35,7 +35,6 @@ class LocalJob(BatchJob):
 
     Attributes:
         copy: the copy of the batch script that is run.
-        directory: working directory.
         slots: slots of this machine that the job is charged.
         pid: process id of the batch script while it runs.
         environment: variables from the submission.

@@ -42,7 +42,6 @@ class Sandbox:
 
     Attributes:
         directory: contains a directory per site.
-        faults: the planned failures.
         token: bearer token of the control endpoints below `/sandbox/`.
     """
 

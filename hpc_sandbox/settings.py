@@ -145,7 +145,6 @@ class SandboxSettings:
     """All settings of a sandbox.
 
     Attributes:
-        timing: delays.
         slots: CPUs that the jobs of one site share.
         partitions: the queues of the local scheduler, the first is the default.
         scheduler: runs the jobs, one of SCHEDULERS.
@@ -155,7 +154,6 @@ class SandboxSettings:
         memory_state: state of a job that the local scheduler ends for its memory: OUT_OF_MEMORY, as
             with cgroups, or FAILED by signal 9, as with Slurm's OverMemoryKill.
         environment: variables of every job, in addition to the minimal ones.
-        firecrest: settings of sites that speak firecREST.
         trusted: a token with which UNICORE sites read each other's files for their user; empty if
             they do not trust each other, as real servers do not by default.
     """

@@ -57,8 +57,6 @@ class Site(ABC):
 
     Attributes:
         directory: contains `home`, `scratch`, `spool`, and what the API needs.
-        url: the address of the API.
-        user: the site's only user.
     """
 
     def __init__(

@@ -12,11 +12,9 @@ class Failure(Exception):  # noqa: N818
     """Ends a request with an error.
 
     Attributes:
-        status: HTTP status.
         message: the `message` in the body.
         caused_by: the messages of the causes.
         fields: the mistakes of a validation error: (where, name, message).
-        headers: headers of the response.
         unhandled: whether the server did not expect the error: then the body names no user, and
             the connection breaks after the response.
     """

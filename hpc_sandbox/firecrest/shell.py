@@ -47,7 +47,6 @@ class LoginNode:
     """The login node of a system, with the limits of ssh's sessions and of firecREST's timeout.
 
     Attributes:
-        name: the system's name.
         roots: its file systems, the first one with the home directories.
         home: the user's home directory, where transfer jobs run and write their logs.
     """

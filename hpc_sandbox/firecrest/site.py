@@ -42,8 +42,6 @@ class FirecrestServer(Site):
 
     Attributes:
         machine: the name of the site's single system.
-        home: the user's home directory.
-        tokens: the identity provider.
     """
 
     def __init__(self, name: str, directory: Path, settings: SandboxSettings, base: str) -> None:

@@ -23,10 +23,8 @@ class Tokens:
     """One robot account, its access tokens, and the check of requests.
 
     Attributes:
-        client_id, client_secret: credentials of the robot account.
         refresh_token: can be exchanged for access tokens, too.
         api_key: authenticates requests that have it as `X-API-Key`, as for service accounts.
-        issued: how many access tokens were issued.
     """
 
     def __init__(self, username: str, settings: FirecrestSettings) -> None:

@@ -93,12 +93,8 @@ def _run_job(
 ) -> dict[str, Any]:
     """Run a job of one rule at a site with Snakemake, like any other job; return its report.
 
-    Args:
-        site: its name, and its backend config, empty if the workflow knows it.
-        options: for snakemake.
-        what: name of the step, for its files.
-        words: the program's arguments after the report.
-        wheels: files to upload.
+    `site` is its name, and its backend config, empty if the workflow knows it; `what` names the
+    step and its files; `words` are the program's arguments after the report.
     """
     from ..rules.resources import SITE_RESOURCE
 

@@ -56,9 +56,7 @@ class Finding:
     """One result of a check.
 
     Attributes:
-        topic: the topic, in a word or two.
         verdict: what it means for jobs; with `wrong` they cannot run.
-        text: one line.
     """
 
     topic: str

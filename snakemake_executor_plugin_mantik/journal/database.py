@@ -154,7 +154,6 @@ class Seat:
     """Where a journal lies: what tells a project's directory from a copy of it.
 
     Attributes:
-        machine: the machine's name and identity.
         inode: of the directory. It survives a renaming, and the removal of `.snakemake`.
         path: of the directory, absolute.
     """
@@ -207,7 +206,6 @@ class Database(Tables):
     """An open and locked journal file.
 
     Attributes:
-        path: of the file.
         instance: a random name of this file; a copy, wherever it is, gets another when opened.
         home: the directory that the workflow's workspaces are named after: its own, or, if that was
             moved, the one in which it began.

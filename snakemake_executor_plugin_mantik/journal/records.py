@@ -71,7 +71,6 @@ class Times:
 
     Attributes:
         waited: seconds in the queue, without those that it waited there for other jobs.
-        ran: seconds that it ran.
         ended: in seconds since the epoch by this machine's clock; it may be long ago.
         told_by: who knows how long it ran, if its script could not report it: `scheduler`, by what
             it counts, or `heartbeat`, up to the last of these. Empty if the script did, or nobody.
@@ -166,7 +165,6 @@ class TryRecord:
             can.
         asked, used: what it requested and used, as JSON (`what_asked`, `what_used`); empty if
             unknown.
-        place: the place that it was submitted to.
     """
 
     id: str

@@ -32,7 +32,6 @@ class TrackedTry:
     """A try of a workflow that is tracked.
 
     Attributes:
-        workflow: the workflow's id.
         attempt: 1, or one more than that of the previous try, if that one did not finish.
         behind: whether it waits at the site for the try that it follows, or never did more.
         follows: the try whose job it continues as a segment; empty if that began with it.

@@ -69,7 +69,6 @@ class _Place:
 
     Attributes:
         answers: whether its last answer was no failure; until then, one request shows it.
-        failures: failures in a row.
         retry_at: when it may be asked again, by the monotonic clock.
     """
 

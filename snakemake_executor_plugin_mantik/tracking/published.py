@@ -96,11 +96,8 @@ class Replay:
     """One publication of a store, as `replay.publish_store` makes it.
 
     Attributes:
-        client: for the run's server.
-        store: the store's local directory.
         published: what was published before; kept up to date.
         notify: called with what is left out, and why.
-        try_id: the try that the store belongs to.
         run_id, experiment_id: MLflow's ids of its run and experiment.
         source_id, source_experiment_id: their ids in the store.
         name: the run's initial name in the store.
@@ -110,7 +107,6 @@ class Replay:
         live: whether the job still writes to the store.
         later: the paths in the store of files that are not complete yet.
         made_before: MLflow's ids of the runs that the job did not make, by their ids in the store.
-        order: the position of each run in the store.
         fetched: runs as MLflow holds them.
         for_models: values that were logged for models, by MLflow's ids of runs.
     """

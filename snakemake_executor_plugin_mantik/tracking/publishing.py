@@ -48,9 +48,7 @@ class _At:
     """What is being published.
 
     Attributes:
-        log: the journal's.
         client: for the run's server.
-        run: the try or workflow.
         there: its run at MLflow.
         own: up to where the try is published; its run may be that of an earlier one.
         new: what has happened to it since.

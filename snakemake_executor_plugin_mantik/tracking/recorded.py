@@ -117,13 +117,9 @@ def read_store(
 ) -> RecordedStore:
     """Read what can be read of a store.
 
-    Args:
-        store: the store's local directory.
-        own: the ids of the job's experiment and run, which are read whatever their descriptions
-            hold.
-        notify: called with what is left out, and why.
-        live: whether the job still writes to the store: what may be half written is left out, and
-            not reported.
+    `own` are the ids of the job's experiment and run, which are read whatever their descriptions
+    hold. `notify` is called with what is left out, and why. If it is `live`, the job still writes
+    to the store: what may be half written is left out, and not reported.
 
     Raises:
         OSError: the files cannot be read.

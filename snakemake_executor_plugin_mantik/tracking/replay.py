@@ -412,15 +412,11 @@ def _others(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_repeated(logged: Sequence[Metric], steps: Mapping[str, int]) -> list[Metric]:
-    """Return what a segment has logged without what it did again.
+    """Return what a segment has logged in the job's own run, without what it did again.
 
     A segment repeats what the one before did after its last checkpoint. MLflow cannot replace a
-    value, so each step keeps its first one. A metric that has been logged at step 0 only has no
-    steps: all values count.
-
-    Args:
-        logged: values of the job's own run.
-        steps: the last step of each metric that earlier segments have logged.
+    value, so each step keeps its first one. `steps` are the last steps that earlier segments have
+    logged. A metric that has been logged at step 0 only has no steps: all values count.
     """
     found = []
     for value in logged:

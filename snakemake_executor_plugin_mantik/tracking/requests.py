@@ -81,10 +81,8 @@ _DEFAULT: Final = "Default"
 def find_or_make(client: MlflowClient, name: str, experiment_id: str) -> Experiment:
     """Return the experiment with an id or a name, which may have been deleted in MLflow.
 
-    Args:
-        client: for the server.
-        name: created if it does not exist; empty: `_DEFAULT`.
-        experiment_id: takes precedence over the name; empty: use the name.
+    An id takes precedence over the name, unless it is empty. The experiment is created if none has
+    the name; if that is empty, it is `_DEFAULT`.
 
     Raises:
         MlflowException: no experiment has this id, or the server refuses or does not answer.

@@ -41,8 +41,6 @@ class TrackedRun:
     """A job that has a run, of an entry point or of any other rule.
 
     Attributes:
-        call: the entry point and its arguments.
-        wildcards: of the Snakemake job.
         params: further parameters of the run.
         members: the names of a group's jobs.
         one: whether a retry goes on in the run of the try before.
@@ -222,9 +220,6 @@ class TrackedWorkflow:
 
     Attributes:
         snakefile: the path or URL of its main file.
-        command: the words of the command line.
-        config: Snakemake's `config`.
-        version: Snakemake's version.
     """
 
     snakefile: str

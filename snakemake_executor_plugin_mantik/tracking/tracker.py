@@ -69,17 +69,11 @@ class Tracker(Observer):
     ) -> None:
         """Prepare; nothing starts before there is something to track.
 
-        Args:
-            workdir: the workflow's directory.
-            journal: of the workflow.
-            target: the destination of the runs.
-            configs: the text of each site's backend config.
-            mask: removes secrets from a text.
-            notify: writes a line to the user's log.
-            workflow: the workflow to run; None to end only earlier workflows.
-            direct: variables for jobs that log to the server directly (`run.sent_variables`);
-                empty: this machine forwards what jobs log.
-            pace: the most jobs per second that are submitted to a site.
+        `configs` are the texts of the sites' backend configs. `mask` removes secrets from a text;
+        `notify` writes a line to the user's log. Without a `workflow` to run, only earlier ones are
+        ended. `direct` are variables for jobs that log to the server directly
+        (`run.sent_variables`); if it is empty, this machine forwards what jobs log. `pace` is the
+        most jobs per second that are submitted to a site.
         """
         self._direct = dict(direct or {})
         self._workdir = workdir

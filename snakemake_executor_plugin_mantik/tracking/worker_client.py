@@ -44,10 +44,7 @@ class WorkerClient:
     ) -> None:
         """Prepare; the worker starts at the first `wake`.
 
-        Args:
-            workdir: the workflow's directory.
-            notify: writes a line to the user's log.
-            tracked: this process's jobs and workflow; it grows.
+        `notify` writes a line to the user's log; `tracked` are this process's jobs and workflow.
         """
         self.why = ""
         self._workdir = workdir

@@ -157,7 +157,6 @@ class Box:
     """A box for a job or a rule.
 
     Attributes:
-        lines: its text.
         states: the states of its jobs, with the number of jobs in each.
         title: its tooltip.
     """

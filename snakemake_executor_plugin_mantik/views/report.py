@@ -95,15 +95,11 @@ class Report:
     """What a report shows.
 
     Attributes:
-        workdir: the workflow's directory.
         going_on: whether a Snakemake runs, or jobs may still run at a site.
         runs: the runs of Snakemake that it is about, the last one last.
         submitted: how many tries were submitted to sites, segments that were not needed included.
         picture: at the time when the report was made.
         jobs: all tries, the oldest first.
-        pools: what the pools' allocations have done.
-        sites: by name.
-        mask: replaces secrets in a text.
     """
 
     workdir: Path
@@ -158,11 +154,9 @@ def gather_report(
 ) -> Report:
     """Read what a report shows of a workflow; works beside a running Snakemake.
 
-    Args:
-        workdir: the workflow's working directory.
-        every: show all runs of Snakemake, not only the last one that had jobs at sites.
-        secrets: what to mask in texts of jobs, besides secrets in the sites' backend configs.
-        warn: writes a line to the user's terminal.
+    With `every` it shows all runs of Snakemake, not only the last one that had jobs at sites.
+    `secrets` are masked in texts of jobs, like those in the sites' backend configs. `warn` writes a
+    line to the user's terminal.
 
     Raises:
         JournalError: there is no journal, or it cannot be read.

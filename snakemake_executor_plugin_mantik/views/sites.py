@@ -62,7 +62,10 @@ def find_last_line(tail: bytes) -> str:
 
 
 class SiteLooks:
-    """Looks at one site. Call all methods from one event loop."""
+    """Looks at one site. Call all methods from one event loop.
+
+    They raise SiteError if the site does not answer.
+    """
 
     def __init__(self, site: Site, sights: dict[str, Sight], last_lines: dict[str, str]) -> None:
         """Prepare; `site` is open.
@@ -80,11 +83,7 @@ class SiteLooks:
         self._turns: dict[str, int] = {}
 
     async def look(self, records: Sequence[TryRecord]) -> None:
-        """Add to `sights` what one request shows of some open tries of the site.
-
-        Raises:
-            SiteError: the site does not answer.
-        """
+        """Add to `sights` what one request shows of some open tries of the site."""
         now = time.monotonic()
         known = {r.id: self._known.setdefault(r.id, Evidence(seen=now)) for r in records}
         records = [r for r in records if known[r.id].exit_code is None]
@@ -109,9 +108,6 @@ class SiteLooks:
 
         The tries take turns, since no request brings the logs of several. A call makes two requests
         at most.
-
-        Raises:
-            SiteError: the site does not answer.
         """
         record = min(records, key=lambda each: self._turns.get(each.id, 0))
         self._turns[record.id] = max(self._turns.values(), default=0) + 1
@@ -245,7 +241,6 @@ class JobLog:
     """The log of a job.
 
     Attributes:
-        workdir: the workflow's directory.
         record: returns the try whose log to show now; None if there is none yet.
         visit: opens the site of a try.
         is_controlled: returns whether a controller runs, which downloads the log in the end.

@@ -62,7 +62,6 @@ class Advice:
 
     Attributes:
         resource: Snakemake's name of the resource, whose unit is MB or minutes.
-        value: the value for `set-resources`.
         words: for people: the old value, the new one and why.
     """
 
@@ -78,7 +77,6 @@ class RuleUsage:
     Attributes:
         states: how many jobs are in which state, by their last tries.
         tries: number of all tries, those that later ones have replaced included.
-        sites: where they ran.
         cores, memory, walltime, gpus: the most that a try requested: cores, bytes on a node,
             seconds, GPUs.
         cores_used: the most cores that a try kept busy on average.
@@ -91,8 +89,6 @@ class RuleUsage:
         estimated: how many tries ran as long as the scheduler counts, or until the last heartbeat,
             because they could not report it.
         untimed: how many tries are over of which nobody knows how long they ran.
-        advice: what to request next time.
-        remarks: other advice.
     """
 
     rule: str

@@ -92,13 +92,10 @@ class JobView(Node):
 
     Attributes:
         number: how many tries the job has had with this one; several segments in a row are one.
-        condition: what it does.
         ahead: whether it is a segment whose turn has not come, or never came.
         last: whether no later try of the job replaces it.
-        pending: the scheduler's reason why it waits.
         behind: names of the jobs, or the segment of its own, that it waits for at its site.
         awaited_by: names of the jobs that wait for it there.
-        sight: what the last look at the site has shown.
         asked, used: what it requested and used, as far as it is known.
     """
 

@@ -10,9 +10,10 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
@@ -147,14 +148,13 @@ class SandboxFiles:
             return JSONResponse(shown, headers={"Accept-Ranges": "bytes"})
         await self._tsi.exchange()
         # The root of a storage is always listed from the start.
-        offset = 0 if path == "/" else int(request.query_params.get("offset", "0"))
-        number = _MAX_ENTRIES if path == "/" else int(request.query_params.get("num", _MAX_ENTRIES))
-        number = min(number, _MAX_ENTRIES)
-        content = await asyncio.to_thread(self._list, path, local, offset, number)
+        asked: Mapping[str, str] = {} if path == "/" else request.query_params
+        offset = int(asked.get("offset", "0"))
+        most = min(int(asked.get("num", _MAX_ENTRIES)), _MAX_ENTRIES)
+        content = await asyncio.to_thread(self._list, path, local, offset, most)
         number = len(content)
-        base = f"{self._url}/files"
-        links["self"] = {"href": f"{base}?offset={offset}&num={number}"}
-        links["next"] = {"href": f"{base}?offset={offset + number}&num={number}"}
+        for name, start in (("self", offset), ("next", offset + number)):
+            links[name] = {"href": f"{self._url}/files?offset={start}&num={number}"}
         return JSONResponse(shown | {"content": content})
 
     @staticmethod
@@ -164,9 +164,7 @@ class SandboxFiles:
         if not os.access(local, os.R_OK):  # the TSI reports no error
             return content
         with os.scandir(local) as entries:
-            for index, entry in enumerate(entries):
-                if index < offset:
-                    continue
+            for entry in islice(entries, offset, None):
                 if len(content) == number:
                     break
                 try:

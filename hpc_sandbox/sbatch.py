@@ -86,7 +86,7 @@ class BatchRequest:
         output, error: files, relative to the working directory; `error` None: as `output`.
         chdir: working directory, None: the directory that sbatch was called in.
         account: as requested, else the default account, if there is one.
-        comment, constraint, qos, reservation: as requested, empty if absent.
+        comment, qos, reservation: as requested, empty if absent.
         blocked: the reason why the job never starts, empty if it does.
         after: the ids of the jobs that have to end before it starts.
     """
@@ -105,7 +105,6 @@ class BatchRequest:
     chdir: str | None = None
     account: str = ""
     comment: str = ""
-    constraint: str = ""
     qos: str = ""
     reservation: str = ""
     blocked: str = ""
@@ -204,8 +203,8 @@ def _request(options: dict[str, str], default: Partition) -> BatchRequest:
         gpus=int(gpus) if gpus.isdigit() else -1, name=text("job-name", "sbatch"),
         output=text("output", "slurm-%j.out"), error=text("error") or None,
         chdir=text("chdir") or None, account=options.get("account", ""),
-        comment=options.get("comment", ""), constraint=options.get("constraint", ""),
-        qos=options.get("qos", ""), reservation=options.get("reservation", ""),
+        comment=options.get("comment", ""), qos=options.get("qos", ""),
+        reservation=options.get("reservation", ""),
         blocked="JobHeldUser" if "hold" in options else "", after=after,
     )  # fmt: skip
     for name in taken:

@@ -218,12 +218,10 @@ class LocalScheduler(BatchScheduler):
     async def stop(self) -> None:
         """Kill all jobs at once, wait until no process is left, and remove the batch scripts."""
         for job in self.jobs.values():
-            if job.state is BatchState.PENDING:
+            if not job.state.final:
                 job.verdict = BatchState.CANCELLED
-                self._set(job, BatchState.CANCELLED)
-        for job in self.jobs.values():
-            if job.state is BatchState.RUNNING:
-                job.verdict = BatchState.CANCELLED
+                if job.state is BatchState.PENDING:
+                    self._set(job, BatchState.CANCELLED)
                 self._kill(job)
         await asyncio.gather(*self._tasks.values())
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -364,9 +362,7 @@ def _environment(
     """
     request = job.request
     node = os.uname().nodename
-    found = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TZ") if name in os.environ}
-    found |= {
-        "HOME": str(home), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash",
+    found = shims.user_environment(home, user) | {
         **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), str(job.id)),
         "SLURM_JOB_NAME": request.name, "SLURM_JOB_PARTITION": request.partition,
         "SLURM_JOB_ACCOUNT": request.account,

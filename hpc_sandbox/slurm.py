@@ -5,7 +5,6 @@ them when it stops.
 """
 
 import asyncio
-import os
 import re
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from . import processes
 from .batch import NONE, BatchJob, BatchScheduler, BatchState, CancelError, Words
 from .sbatch import SbatchError, parse_sbatch_time
 from .settings import Partition, SandboxError, SandboxSettings
+from .shims import user_environment
 
 COMMANDS = ("sbatch", "scancel", "scontrol", "sacct", "squeue", "sinfo", "srun")
 _ANSWER = 30.0
@@ -39,7 +39,9 @@ class SlurmScheduler(BatchScheduler):
         self.jobs: dict[int, BatchJob] = {}
         self.partitions = partitions()
         self._interval = settings.timing.status_interval
-        self._environment = _environment(home, user) | dict(settings.environment)
+        # That of sbatch, which jobs inherit: only the needed variables of ours.
+        own = user_environment(home, user, "PATH", "SLURM_CONF")
+        self._environment = own | dict(settings.environment)
         self._follower: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -187,13 +189,6 @@ def _update(job: BatchJob, told: Mapping[str, str]) -> None:
 
 def _moment(text: str) -> float | None:
     return float(text) if text.isdigit() else None
-
-
-def _environment(home: Path, user: str) -> dict[str, str]:
-    """Return the environment of sbatch, which jobs inherit: only the needed variables of ours."""
-    kept = ("PATH", "LANG", "LC_ALL", "TZ", "SLURM_CONF")
-    found = {name: os.environ[name] for name in kept if name in os.environ}
-    return found | {"HOME": str(home), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
 
 
 def partitions() -> tuple[Partition, ...]:

@@ -187,17 +187,11 @@ class UnicoreServer(Site):
         return shown(request, {"client": client, "server": server, "_links": links(urls)})
 
     def _list(self, request: Request, kind: str, *, known: bool) -> Response:
-        ids: list[str] = []
-        if kind == "factories":
-            ids = [_FACTORY]
-        elif known and kind == "sites":
-            ids = [self.tss]
-        elif known and kind == "transfers":
-            ids = self._transfers.ids
-        elif known and kind == "storages":
-            ids = list(_SHARED_STORAGES)
-            if request.query_params.get("filter") == "all":
-                ids += [f"{name}-uspace" for name, job in self.jobs.items() if not job.hidden]
+        storages = list(_SHARED_STORAGES)
+        if request.query_params.get("filter") == "all":
+            storages += [f"{name}-uspace" for name, job in self.jobs.items() if not job.hidden]
+        shown = {"sites": [self.tss], "transfers": self._transfers.ids, "storages": storages}
+        ids = {"factories": [_FACTORY], **(shown if known else {})}.get(kind, ())
         return paged(request, kind, f"{self.url}/{kind}", ids)
 
     def _cluster(self) -> dict[str, Any]:

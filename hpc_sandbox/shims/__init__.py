@@ -31,6 +31,13 @@ def _module_init() -> str | None:
     return next((init for init in _MODULE_INITS if Path(init).exists()), None)
 
 
+def user_environment(home: Path, user: str, *more: str) -> dict[str, str]:
+    """Return a user's variables; of ours they have language, time zone, and those named `more`."""
+    kept = ("LANG", "LC_ALL", "TZ", *more)
+    found = {name: os.environ[name] for name in kept if name in os.environ}
+    return found | {"HOME": str(home), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
+
+
 def shim_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return `variables` with the shims and the search path of this process.
 
@@ -40,9 +47,6 @@ def shim_environment(variables: Mapping[str, str]) -> dict[str, str]:
     found = dict(variables)
     found["PATH"] = f"{PROGRAMS}:{os.environ.get('PATH') or _STANDARD_PATH}"
     found["BASH_ENV"] = str(_HERE / "module.sh")
-    if own := _module_init():
-        found["MANTIK_SANDBOX_MODULE_INIT"] = own
-        found["MANTIK_SANDBOX_MODULES"] = str(_HERE / "modulefiles")
-    else:
-        found["MANTIK_SANDBOX_MODULES"] = str(_HERE / "modules")
-    return found
+    own = _module_init()
+    found["MANTIK_SANDBOX_MODULES"] = str(_HERE / ("modulefiles" if own else "modules"))
+    return found | ({"MANTIK_SANDBOX_MODULE_INIT": own} if own else {})

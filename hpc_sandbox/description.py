@@ -90,8 +90,7 @@ def parse_description(json: Mapping[str, Any]) -> Description:
             "java.lang.IllegalArgumentException: No enum constant "
             f"eu.unicore.xnjs.idb.ApplicationInfo.JobType.{kind}"
         )
-    application = json.get("ApplicationName")
-    if application:
+    if application := json.get("ApplicationName"):
         raise DescriptionError(
             f"eu.unicore.xnjs.ems.ExecutionException: The requested Application '{application}' "
             "is not available. (Requested application is not defined)"

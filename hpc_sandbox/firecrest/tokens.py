@@ -97,8 +97,7 @@ class Tokens:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not token:
             raise Failure(401, "Not authenticated", headers={"www-authenticate": "Bearer"})
-        problem = self._problem(token)
-        if problem:
+        if problem := self._problem(token):
             raise Failure(401, problem, headers={"auth-token": token})
 
     def _problem(self, token: str) -> str:

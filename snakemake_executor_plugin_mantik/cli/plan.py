@@ -227,8 +227,7 @@ def _totals(made: JobPlan) -> Iterator[str]:
         yield from _pools(made.jobs, site)
         if total.unchecked:
             yield f"{site}: {unchecked_message(total.unchecked)}."
-    later = sum(job.site is None for job in made.jobs)
-    if later:
+    if later := sum(job.site is None for job in made.jobs):
         yield f"{humanize_count(later, 'job')} at a site that {_LATER}."
     if made.here:
         yield f"{humanize_count(made.here, 'job')} on this machine."
@@ -423,8 +422,7 @@ def _sizes(loaded: LoadedConfig, chosen: sources.Sources, files: Collection[str]
     site, warnings = loaded.config.site, []
     if chosen.withheld:
         warnings.append(chosen.withheld)
-    left = [path for path in chosen.too_large if path not in files]
-    if left:
+    if left := [path for path in chosen.too_large if path not in files]:
         named = ", ".join(map(_shown, left[:3])) + ", …" * (len(left) > 3)
         warnings.append(
             f"not uploaded unless a rule names it as an input: {humanize_count(len(left), 'file')}"

@@ -132,11 +132,7 @@ def rerun(run: _Run, *, options: _Options) -> None:
 
 
 def _found_here(run: str, why: str, do: str) -> RunDirectory:
-    """Return a run whose directory is on this machine.
-
-    Raises:
-        UserError: it is not there, with further words about `why`, and what to `do`.
-    """
+    """Return a run whose directory is on this machine; else raise, with words on `why` and `do`."""
     from ..runs.listing import find_run
 
     found = find_run(run)

@@ -289,11 +289,7 @@ class Passing(Command):
 
 
 def confirm(question: str) -> bool:
-    """Ask a question and return the answer.
-
-    Raises:
-        UserError: there is no terminal.
-    """
+    """Ask a question and return the answer; raise UserError if there is no terminal."""
     if not sys.stdin.isatty():
         raise UserError(f"there is no terminal to ask: {question}", do="Add --yes to confirm it")
     return typer.confirm(question)
@@ -376,11 +372,7 @@ def print_table(
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file as a whole, or not at all; make its directory.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write a file whole, or not at all, and make its directory; raise UserError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text)
@@ -399,11 +391,7 @@ def make_progress() -> Progress:
 
 
 def require_mlflow() -> None:
-    """Check that MLflow is installed, and set its time-outs and log level.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Set MLflow's time-outs and log level; raise UserError if it is not installed."""
     from ..tracking.process import SETTINGS
 
     if importlib.util.find_spec("mlflow") is None:

@@ -18,7 +18,7 @@ from ..engine.plan import Planner
 from ..engine.site_runner import SiteRunner
 from ..engine.workflow_context import WorkflowContext
 from ..jobs.paths import workspace_root
-from ..journal import Journal, SiteRecord, TryRecord, journal_path, read_stored
+from ..journal import Journal, SiteRecord, TryRecord, read_stored, require_journal
 from ..sites import make_issuer, make_site
 from ..sites.authentication import Credential
 from ..sites.base import Site
@@ -252,7 +252,7 @@ def open_journal(
         JournalLocked: another controller holds it, mostly a running Snakemake; `do` says what then.
     """
     if not new:
-        journal_path(directory / STATE)
+        require_journal(directory / STATE)
     try:
         journal = Journal(directory / STATE, shared=shared)
     except JournalLocked as error:

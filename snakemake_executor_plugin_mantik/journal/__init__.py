@@ -14,7 +14,6 @@ from .files import MADE, TIMESTAMP, FileLedger, WriteConflict
 from .history import (
     StoredOutputs,
     is_controlled,
-    journal_path,
     read_allocations,
     read_history,
     read_last_allocations,
@@ -23,6 +22,7 @@ from .history import (
     read_tries,
     read_undeclared,
     read_workflow,
+    require_journal,
 )
 from .journal import BUCKET_SIZE, Journal
 from .records import (
@@ -88,7 +88,6 @@ __all__ = [
     "is_controlled",
     "is_utf8",
     "job_name",
-    "journal_path",
     "read_adopted",
     "read_allocations",
     "read_events",
@@ -101,6 +100,7 @@ __all__ = [
     "read_undeclared",
     "read_uses",
     "read_workflow",
+    "require_journal",
     "sent_try_ids",
     "turn_of",
 ]

@@ -29,14 +29,13 @@ Facts = dict[Subject, list[Row]]
 
 
 class JournalBackup:
-    """An open spare, for appending. Belongs to the holder of the journal's lock."""
+    """An open spare, for appending. Belongs to the holder of the journal's lock.
+
+    Methods raise OSError if it cannot be written.
+    """
 
     def __init__(self, directory: Path, facts: Iterable[tuple[Subject, Iterable[Row]]]) -> None:
-        """Write a new spare with `facts` to `directory`, then replace the old one.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write a new spare with `facts` to `directory`, then replace the old one."""
         path = directory / _FILE
         new = directory / f"{_FILE}.new"
         with new.open("wb") as file:
@@ -47,11 +46,7 @@ class JournalBackup:
         self._file = path.open("ab", buffering=0)
 
     def add(self, subject: Subject, rows: Iterable[Row] = (), *, lasting: bool = False) -> None:
-        """Add a fact; with `lasting` it is on disk when the method returns.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Add a fact; with `lasting` it is on disk when the method returns."""
         # A line that a full disk cut off before spoils only itself.
         self._file.write(b"\n" + as_line(subject, rows))
         if lasting:

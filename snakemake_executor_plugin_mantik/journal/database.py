@@ -45,11 +45,7 @@ class Tables:
         )
 
     def _prepare(self) -> None:
-        """Create the tables, unless they are there.
-
-        Raises:
-            JournalError: they have another version.
-        """
+        """Create the tables, unless they are there; raise JournalError for another version's."""
         version = self.db.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, JOURNAL_VERSION):
             raise JournalError(

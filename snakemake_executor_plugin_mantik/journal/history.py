@@ -83,16 +83,14 @@ def reading(directory: Path, *, quiet: bool = False) -> Iterator[sqlite3.Connect
         ) from error
 
 
-def journal_path(directory: Path) -> Path:
-    """Return the journal's file; raise JournalError if it does not exist."""
-    path = directory / JOURNAL_FILE
-    if not path.exists():
+def require_journal(directory: Path) -> None:
+    """Raise JournalError if there is no journal."""
+    if not (directory / JOURNAL_FILE).exists():
         raise JournalError(
             "no job has been submitted from here yet",
-            where=str(path),
+            where=str(directory / JOURNAL_FILE),
             do="Run snakemake first, or name the workflow's working directory with -d",
         )
-    return path
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def read_history(directory: Path, name: str = "") -> list[TryRecord]:
 
     Raise JournalError also if there is no journal.
     """
-    journal_path(directory)
+    require_journal(directory)
     with reading(directory) as db:
         if db is None:
             return []
@@ -168,7 +166,7 @@ def read_workflow(directory: Path) -> WorkflowHistory:
 
     Raise JournalError also if there is no journal, or it has another version.
     """
-    journal_path(directory)
+    require_journal(directory)
     with closing(JournalCopy(directory).db) as db:
         return WorkflowHistory(
             tuple(_run(row) for row in db.execute("SELECT * FROM runs ORDER BY rowid")),

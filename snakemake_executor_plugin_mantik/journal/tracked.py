@@ -91,13 +91,10 @@ class TrackedLedger:
         """Return whether a workflow has a run of its own (`describe`)."""
         return bool(self._database.value("SELECT data FROM workflows WHERE id = ?", workflow))
 
-    def settle(self, but: str = "") -> int:
+    def settle(self, but: str = "") -> None:
         """End the workflows whose Snakemake is gone and that have no open try at a site.
 
         `but` is the identity of a workflow that may be continued, and is left out.
-
-        Returns:
-            The number of workflows ended.
         """
         over = self._db.execute(
             "SELECT id FROM workflows WHERE ended IS NULL AND identity <> ? AND NOT EXISTS"
@@ -108,18 +105,16 @@ class TrackedLedger:
         for row in over:
             with self._database.write() as db:
                 for unsent in db.execute(
-                    "SELECT try, behind FROM tracked WHERE workflow = ? AND status = ''",
+                    "SELECT try FROM tracked WHERE workflow = ? AND status = '' AND NOT behind",
                     (row["id"],),
                 ).fetchall():
-                    if not unsent["behind"]:
-                        add_event(db, unsent["try"], EventKind.SETTLED, words=_UNSENT)
+                    add_event(db, unsent["try"], EventKind.SETTLED, words=_UNSENT)
                 db.execute(
                     "UPDATE tracked SET status = 'KILLED' WHERE workflow = ? AND status = ''",
                     (row["id"],),
                 )
                 _conclude(db, "KILLED", _NO_NEXT, workflow=row["id"])
                 _end(db, row["id"], "KILLED", _DEAD)
-        return len(over)
 
     # Tries
 

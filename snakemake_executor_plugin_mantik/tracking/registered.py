@@ -120,10 +120,7 @@ def _origin(
 def _artifact(at: Replay, run: RecordedRun, source: str) -> str:
     """Return the path of a source among a run's artifacts; empty if it is none of them."""
     root = at.store / run.experiment_id / run.id / "artifacts"
-    for before in (
-        f"/{run.experiment_id}/{run.id}/artifacts/",
-        f"runs:/{run.id}/",
-    ):
+    for before in (f"/{run.experiment_id}/{run.id}/artifacts/", f"runs:/{run.id}/"):
         path = PurePosixPath(unquote(source).rpartition(before)[2])
         if before in unquote(source) and ".." not in path.parts and (root / path).is_dir():
             return str(path)
@@ -182,11 +179,7 @@ def _link(at: Replay, model_id: str, version: Mapping[str, Any]) -> None:
 
 
 def publish_model(at: Replay, model: RecordedModel) -> None:
-    """Create a model of the store in MLflow, if needed, and publish its files.
-
-    Raises:
-        Exception: the server does not answer, answers with an error, or refuses.
-    """
+    """Create a model of the store in MLflow, if needed, and publish its files."""
     known = at.published.models.get(model.id)
     place = at.store / model.experiment_id / "models" / model.id
     below = place.relative_to(at.store).as_posix()

@@ -302,8 +302,7 @@ def _tiles(report: Report) -> Sequence[tuple[str, str, str]]:
     idle = sum(pool.idle for pool in report.pools)
     submitted = f"{report.submitted:,} submitted to sites"
     tiles = [(f"{number:,}", "jobs" if number != 1 else "job", submitted)]
-    sent = [job for job in report.jobs if job.record.submitted is not None]
-    if sent:
+    if sent := [job for job in report.jobs if job.record.submitted is not None]:
         first = min(job.record.submitted or 0.0 for job in sent)
         last = max(job.ended or job.record.finished or report.picture.now for job in sent)
         since = f"since {format_timestamp(first)}"

@@ -246,7 +246,12 @@ class Database(Tables):
             raise
 
     def _open(self) -> None:
-        self.db = _connect(self.path)
+        self.db = sqlite3.connect(
+            self.path, isolation_level=None, timeout=30, check_same_thread=False
+        )
+        self.db.row_factory = sqlite3.Row
+        self.db.execute("PRAGMA journal_mode = WAL")
+        self.db.execute("PRAGMA synchronous = NORMAL")
         found = self.db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             error = sqlite3.DatabaseError(" ".join(str(found).split()))
@@ -477,15 +482,3 @@ def _set_aside(path: Path) -> Path:
         with suppress(FileNotFoundError):
             path.with_name(f"{path.name}{beside}").replace(kept.with_name(f"{kept.name}{beside}"))
     return kept
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
-    db.row_factory = sqlite3.Row
-    try:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
-    except sqlite3.DatabaseError:
-        db.close()
-        raise
-    return db

@@ -107,10 +107,8 @@ def store_skeleton(
     """Return the store that a job starts with: its experiment and its run, in state RUNNING.
 
     `workspace` is the absolute path of the workspace as the job sees it; `now` is in seconds since
-    the epoch; `members` are the names of further runs by id, those of a group's members.
-
-    Returns:
-        The contents of the store's files by path in the store; None stands for an empty directory.
+    the epoch; `members` are the names of further runs by id, those of a group's members. The files
+    are returned by path in the store; None stands for an empty directory.
     """
     place = f"{store_directory(try_id)}/{identity.experiment_id}"
     moment = int(now * 1000)

@@ -158,16 +158,12 @@ MAX_LISTED_JOBS: Final = 1000
 def make_picture(
     title: str, pipeline: Any, tries: Iterable[Node], now: float, *, over: bool
 ) -> Picture:
-    """Make the picture of a workflow.
+    """Make the picture of a workflow with all `tries` of its submitted jobs, the oldest first.
 
-    Args:
-        title: the workflow's name.
-        pipeline: nothing, or what `adapter.workflow_metadata` describes: `jobs`, each with `id`,
-            `name`, `rule`, `wildcards`, `needed` (whether it is to run) and `done`; `edges` between
-            them; and `rule_edges`. Without `jobs`, the picture shows the submitted ones.
-        tries: all tries of the submitted jobs, the oldest first.
-        now: seconds since the epoch.
-        over: whether no Snakemake is to run the jobs that have no try.
+    `pipeline` is nothing, or what `adapter.workflow_metadata` describes: `jobs`, each with `id`,
+    `name`, `rule`, `wildcards`, `needed` (whether it is to run) and `done`; `edges` between them;
+    and `rule_edges`. Without `jobs`, the picture shows the submitted ones. `over` is whether no
+    Snakemake is to run the jobs that have no try.
     """
     known = pipeline or {"jobs": [], "edges": [], "rule_edges": []}
     by_job: dict[str, list[Node]] = {}

@@ -65,12 +65,10 @@ class Layout:
 
 
 def layer_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Layout:
-    """Lay out a graph.
+    """Lay out a graph, whose `nodes` have their order in a layer unless their edges decide.
 
-    Args:
-        nodes: in the order that they have in a layer unless their edges decide.
-        edges: edges with unknown ends, from a node to itself, or closing a cycle are left out
-            (rules may have cycles, jobs cannot), and those that a longer path implies.
+    Edges with unknown ends, from a node to itself, or closing a cycle are left out (rules may have
+    cycles, jobs cannot), and those that a longer path implies.
     """
     before: dict[str, dict[str, None]] = {node: {} for node in nodes}
     wanted = {(a, b): None for a, b in edges if a in before and b in before and a != b}

@@ -261,12 +261,8 @@ class JobLog:
         With `follow`, continue until the job is over, or has ended at its site with no controller
         to fetch its results. If it is tried again meanwhile, the log of the new try follows.
 
-        Returns:
-            Whether the job has been submitted, so that it may have had output.
-
-        Raises:
-            MantikError: the log is at the site and cannot be read there. With `follow`, a failed
-                read is repeated.
+        Return whether the job has been submitted, so that it may have had output. Raise MantikError
+        if the log is at the site and cannot be read there; with `follow`, that is tried again.
         """
         last, shown, decoder = "", 0, codecs.getincrementaldecoder("utf-8")("replace")
         pause = LOOK_S

@@ -12,6 +12,7 @@ import pwd
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ..batch import BatchScheduler, BatchState
@@ -120,28 +121,21 @@ def _in_sacct_form(row: _Row) -> _Row:
     }
 
 
+@dataclass(frozen=True)
 class LocalAccounting(Accounting):
     """The accounting of the local scheduler, with the delays of a real one."""
 
-    def __init__(
-        self,
-        scheduler: LocalScheduler,
-        settings: FirecrestSettings,
-        user: str,
-        account: str,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._clock = clock
-        self._scheduler = scheduler
-        self._lag = settings.accounting_lag
-        self._user = user
-        self._default_account = account
+    scheduler: LocalScheduler
+    settings: FirecrestSettings
+    user: str
+    account: str
+    clock: Callable[[], float] = time.time
 
     async def of_job(self, number: int) -> list[AccountingRecord]:
-        job = self._scheduler.jobs.get(number)
+        job = self.scheduler.jobs.get(number)
         if job is None:
             return []
-        now = self._clock()
+        now = self.clock()
         sacct, squeue = self._sacct(job, now), self._squeue(job, now)
         # A job is reported at once, whatever the lag: by squeue, or as half a record.
         return _merged(sacct if sacct or squeue else self._half(job, job.state, now), squeue)
@@ -149,10 +143,10 @@ class LocalAccounting(Accounting):
     async def listed(
         self, names: Collection[str], account: str, window: float
     ) -> list[AccountingRecord]:
-        now = self._clock()
+        now = self.clock()
         sacct: list[_Row] = []
         squeue: list[_Row] = []
-        for job in self._scheduler.jobs.values():
+        for job in self.scheduler.jobs.values():
             if account and account != self._account(job):
                 continue
             if job.ended is None or job.ended > now - window:
@@ -161,7 +155,7 @@ class LocalAccounting(Accounting):
         return _merged(sacct, squeue, names)
 
     def _account(self, job: LocalJob) -> str:
-        return job.request.account or self._default_account
+        return job.request.account or self.account
 
     def _squeue(self, job: LocalJob, now: float) -> list[_Row]:
         if job.state.final:
@@ -177,17 +171,18 @@ class LocalAccounting(Accounting):
         return [row]
 
     def _sacct(self, job: LocalJob, now: float) -> list[_Row]:
+        lag = self.settings.accounting_lag
         if job.state.final:
             ended = job.ended or now
-            if now < ended + self._lag:
+            if now < ended + lag:
                 return self._half(job, job.state, now)
             return self._whole(job, now)
         if job.state is BatchState.PENDING:
-            return self._whole(job, now) if now >= job.submitted + self._lag else []
+            return self._whole(job, now) if now >= job.submitted + lag else []
         started = job.started or now
-        if now < started + self._lag:
+        if now < started + lag:
             return []
-        if now < started + 2 * self._lag:
+        if now < started + 2 * lag:
             return self._half(job, BatchState.PENDING, now)
         return self._whole(job, now)
 
@@ -216,9 +211,9 @@ class LocalAccounting(Accounting):
             "JobName": job.request.name,
             "Account": self._account(job),
             "Cluster": _CLUSTER,
-            "Group": self._user,
+            "Group": self.user,
             "Partition": job.request.partition,
-            "User": self._user,
+            "User": self.user,
             "WorkDir": str(job.directory),
             "ElapsedRaw": str(elapsed),
             "Start": "" if job.started is None else str(int(job.started)),

@@ -323,14 +323,15 @@ class Files:
             looks=_LOOKS,
             interval=self._settings.store_interval,
         )
-        answer = await self._job("IngressFileTransfer", script, text(body, "account", needed=False))
-        answer["transferDirectives"] = {
-            "transferMethod": "s3",
-            "partsUploadUrls": [self._store.presigned("PUT", key, str(part)) for part in parts],
-            "completeUploadUrl": self._store.presigned("POST", key),
-            "maxPartSize": most,
+        account = text(body, "account", needed=False)
+        return await self._job("IngressFileTransfer", script, account) | {
+            "transferDirectives": {
+                "transferMethod": "s3",
+                "partsUploadUrls": [self._store.presigned("PUT", key, str(part)) for part in parts],
+                "completeUploadUrl": self._store.presigned("POST", key),
+                "maxPartSize": most,
+            }
         }
-        return answer
 
     async def _large_download(self, body: dict[str, Any]) -> dict[str, Any]:
         path = text(body, *_SOURCE)
@@ -340,10 +341,9 @@ class Files:
         made = shlex.quote(str(self._store.object_path(key)))
         script = _DOWNLOAD.format(source=_word(path), object=made)
         account = text(body, "account", needed=False)
+        given = {"transferMethod": "s3", "downloadUrl": self._store.presigned("GET", key)}
         answer = await self._job("OutgressFileTransfer", script, account)
-        url = self._store.presigned("GET", key)
-        answer["transferDirectives"] = {"transferMethod": "s3", "downloadUrl": url}
-        return answer
+        return answer | {"transferDirectives": given}
 
     async def _job(self, name: str, script: str, account: str) -> dict[str, Any]:
         """Submit a transfer job and return its part of the answer."""

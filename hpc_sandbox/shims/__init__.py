@@ -44,9 +44,11 @@ def shim_environment(variables: Mapping[str, str]) -> dict[str, str]:
     Jobs find the same programs as the user who started the sandbox, such as those of an active
     virtual environment.
     """
-    found = dict(variables)
-    found["PATH"] = f"{PROGRAMS}:{os.environ.get('PATH') or _STANDARD_PATH}"
-    found["BASH_ENV"] = str(_HERE / "module.sh")
     own = _module_init()
-    found["MANTIK_SANDBOX_MODULES"] = str(_HERE / ("modulefiles" if own else "modules"))
-    return found | ({"MANTIK_SANDBOX_MODULE_INIT": own} if own else {})
+    return {
+        **variables,
+        "PATH": f"{PROGRAMS}:{os.environ.get('PATH') or _STANDARD_PATH}",
+        "BASH_ENV": str(_HERE / "module.sh"),
+        "MANTIK_SANDBOX_MODULES": str(_HERE / ("modulefiles" if own else "modules")),
+        **({"MANTIK_SANDBOX_MODULE_INIT": own} if own else {}),
+    }

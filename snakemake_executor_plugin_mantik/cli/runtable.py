@@ -108,12 +108,12 @@ def run_lines(found: Mapping[str, Any]) -> Iterator[str]:
         "directory": found.get("directory", ""),
         "results": found.get("results", ""),
         "MLflow": found.get("mlflow", ""),
+        "models": ", ".join(found.get("models", ())),
+        "registered as": ", ".join(
+            f"{v['name']}, version {v['version']}{_in_brackets(', '.join(v['aliases']))}"
+            for v in found.get("registered", ())
+        ),
     }
-    shown["models"] = ", ".join(found.get("models", ()))
-    shown["registered as"] = ", ".join(
-        f"{v['name']}, version {v['version']}{_in_brackets(', '.join(v['aliases']))}"
-        for v in found.get("registered", ())
-    )
     jobs = [_job_line(job) for job in found.get("jobs", ())]
     in_turn = any(job["segment"] for job in found.get("jobs", ()))
     if not in_turn:
@@ -152,8 +152,7 @@ def deletion_lines(found: "FoundRun", *, site: bool) -> Iterator[str]:
 
 
 def _version(request: Mapping[str, Any]) -> str:
-    version, commit = request.get("version", ""), request.get("commit", "")
-    return ", ".join(part for part in (version, commit[:12]) if part)
+    return ", ".join(filter(None, [request.get("version"), request.get("commit", "")[:12]]))
 
 
 def _in_brackets(text: str) -> str:

@@ -448,9 +448,8 @@ async def _live(
         due = 0.0
 
         def room() -> int:
-            others = _OTHER_LINES + min(len(watched.transfers), MOST_TRANSFERS)
-            others += len(watched.pools(there))
-            return max(1, console.height - others)
+            others = min(len(watched.transfers), MOST_TRANSFERS) + len(watched.pools(there))
+            return max(1, console.height - _OTHER_LINES - others)
 
         def view(*, last: bool = False, numbered: bool = False) -> RenderableType:
             return watch_view(

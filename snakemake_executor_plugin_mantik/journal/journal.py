@@ -683,9 +683,8 @@ class Journal(Database):
             " AND finished > (SELECT COALESCE(MAX(ended), 0) FROM runs)",
             (site,),
         )
-        ended.sort(key=lambda record: record.finished or 0.0)
         found: dict[str, TryRecord] = {}
-        for record in ended:
+        for record in sorted(ended, key=lambda record: record.finished or 0.0):
             found.pop(record.what_used.failed_node, None)
             found[record.what_used.failed_node] = record
         return found

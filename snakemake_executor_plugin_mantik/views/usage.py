@@ -306,11 +306,10 @@ def _judge(
     """
     if asked is None or not (used or lacked):
         return None
-    wants = [limits.reserve * value for value in used]
-    wants += [_AFTER_FAILURE * (value or asked) for value in lacked]
-    amount = max(*wants, limits.least)
+    most, wants = max(used, default=0.0), [_AFTER_FAILURE * (value or asked) for value in lacked]
+    amount = max(limits.least, limits.reserve * most, *wants)
     step = next(step for limit, step in limits.steps if amount <= limit)
-    want, most = int(-(-amount // step)) * step, max(used, default=0.0)
+    want = int(-(-amount // step)) * step
     share = f"{max(1.0, 100 * most / asked):.0f} %"
     if lacked and want > asked:
         return want, f"a job {fate}"

@@ -79,16 +79,6 @@ def hold(project: Project) -> None:
     project.write("held")
 
 
-def go(project: Project) -> None:
-    (project.workspace / "go").touch()
-
-
-def ran(project: Project) -> list[str]:
-    """What has begun to run at the site, as the jobs themselves noted it."""
-    path = project.workspace / "ran.txt"
-    return sorted(path.read_text().split()) if path.exists() else []
-
-
 def submitted(project: Project) -> int:
     with suppress(JournalError):  # there is none yet
         return sum(len(record.site_jobs) for record in project.tries)
@@ -144,10 +134,10 @@ def test_it_goes_on_after_its_controller_was_killed(pipelines: Project, pooled: 
     all_submitted(pipelines, run, 7)
     tells(run.output, "train n=1: waits for", "report: waits for evaluate n=1")
     run.kill()
-    go(pipelines)
+    pipelines.go()
     at_site(pipelines, "report.txt")
     said = go_on(pipelines)
-    assert ran(pipelines) == RAN
+    assert sorted(pipelines.lines()) == RAN
     assert submitted(pipelines) == 7, said
     assert {record.queue for record in pipelines.tries} == {"pool small" if pooled else "batch"}
     is_as_local(pipelines)
@@ -160,11 +150,11 @@ def test_a_job_outside_of_the_pool_waits_here_for_one_in_it(pipeline: Project) -
     hold(pipeline)
     run = pipeline.start()
     all_submitted(pipeline, run, 4)
-    until(lambda: ran(pipeline) == ["constants", "prepare"], "the first two")
+    until(lambda: sorted(pipeline.lines()) == ["constants", "prepare"], "the first two")
     assert submitted(pipeline) == 4
-    go(pipeline)
+    pipeline.go()
     run.end().ok()
-    assert (ran(pipeline), submitted(pipeline)) == (RAN, 7)
+    assert (sorted(pipeline.lines()), submitted(pipeline)) == (RAN, 7)
     assert "evaluate n=1: waits for" not in run.output
 
 
@@ -173,9 +163,9 @@ def test_a_script_waits_for_resources_that_follow_from_its_inputs(pipeline: Proj
     hold(pipeline)
     run = pipeline.start("--default-resources", "runtime=5")
     all_submitted(pipeline, run, 6)
-    go(pipeline)
+    pipeline.go()
     run.end().ok()
-    assert (ran(pipeline), submitted(pipeline)) == (RAN, 7)
+    assert (sorted(pipeline.lines()), submitted(pipeline)) == (RAN, 7)
 
 
 @pytest.mark.nightly
@@ -184,11 +174,11 @@ def test_no_more_wait_than_allowed(pipeline: Project) -> None:
     options = ("--executor", "mantik", "--mantik-backend-config", str(pipeline.config))
     run = pipeline.start(*options, "--jobs", "3", plain=True)
     all_submitted(pipeline, run, 3)
-    until(lambda: len(ran(pipeline)) == 2, "the first two")
+    until(lambda: len(pipeline.lines()) == 2, "the first two")
     assert submitted(pipeline) == 3
-    go(pipeline)
+    pipeline.go()
     run.end().ok()
-    assert (ran(pipeline), submitted(pipeline)) == (RAN, 7)
+    assert (sorted(pipeline.lines()), submitted(pipeline)) == (RAN, 7)
 
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["jobs", "pool"])
@@ -198,11 +188,11 @@ def test_a_failure_ends_what_waits_for_it(pipeline: Project, pooled: bool) -> No
     edit(pipeline, "wc -l <", "[ {wildcards.n} = 1 ]; wc -l <")
     said = pipeline.run("--keep-going").failed()
     tells(said, "rule evaluate", "exit code 1")
-    assert ran(pipeline) == [*RAN[:4], *RAN[5:]], "all but the report"
+    assert sorted(pipeline.lines()) == [*RAN[:4], *RAN[5:]], "all but the report"
     assert not [r for r in pipeline.tries if not r.state.final and r.rule == "report"]
     edit(pipeline, "[ {wildcards.n} = 1 ]; ", "")
     go_on(pipeline)
-    assert ran(pipeline).count("report") == 1
+    assert pipeline.lines().count("report") == 1
 
 
 BUSY_S = 800.0
@@ -216,10 +206,10 @@ def end_from_outside(
     hold(project)
     run = project.start()
     all_submitted(project, run, 7)
-    until(lambda: ran(project) == ["constants", "prepare"], "the first two")
+    until(lambda: sorted(project.lines()) == ["constants", "prepare"], "the first two")
     run.kill()
     end(next(record for record in project.tries if record.rule == rule))
-    go(project)
+    project.go()
     report = next(record for record in project.tries if record.rule == "report")
     marker = f"{report.id}.[1-9]*"
     there = project.workspace / report.paths.tries
@@ -228,10 +218,10 @@ def end_from_outside(
     said = project.run("--rerun-incomplete", "--nolock").failed()
 
     tells(said, f"rule {rule}", "cancelled" if how == "cancelled" else "node")
-    assert "report" not in ran(project)
+    assert "report" not in project.lines()
     said = go_on(project)
     twice = [rule] if rule == "prepare" else []  # the other one had not begun
-    assert ran(project) == sorted([*RAN, *twice]), said
+    assert sorted(project.lines()) == sorted([*RAN, *twice]), said
 
 
 @pytest.mark.parametrize(
@@ -274,9 +264,9 @@ def test_a_retry_gets_those_that_wait_for_it_again(pipelines: Project) -> None:
     hold(pipelines)
     run = pipelines.start("--retries", "1")
     all_submitted(pipelines, run, 7)
-    go(pipelines)
+    pipelines.go()
     said = run.end().ok().output
-    assert ran(pipelines) == sorted([*RAN, "train", "train"]), said
+    assert sorted(pipelines.lines()) == sorted([*RAN, "train", "train"]), said
     assert "report: waits for" in said
 
 
@@ -286,10 +276,10 @@ def test_a_run_that_leaves_its_jobs_says_how_far_they_go(pipeline: Project) -> N
     all_submitted(pipeline, run, 7)
     said = run.interrupt().output
     tells(said, "5 jobs wait at their sites and start without this machine", "the last: report.")
-    go(pipeline)
+    pipeline.go()
     at_site(pipeline, "report.txt")
     go_on(pipeline)
-    assert (ran(pipeline), submitted(pipeline)) == (RAN, 7)
+    assert (sorted(pipeline.lines()), submitted(pipeline)) == (RAN, 7)
 
 
 LOCAL = one_rule_each(a="", b='input: "a"', c='input: "b"\nlocalrule: True', d='input: "c"')

@@ -40,21 +40,10 @@ def prepare(project: Project) -> None:
     project.write("profiles/default/config.yaml", PROFILE.format(config=config))
 
 
-def runs(project: Project) -> list[str]:
-    """What has begun to run at the site, as the jobs themselves noted it."""
-    path = project.workspace / "ran.txt"
-    return sorted(path.read_text().split()) if path.exists() else []
-
-
-def go(project: Project) -> None:
-    """Let the jobs end."""
-    (project.workspace / "go").touch()
-
-
 def started(project: Project, run: Running) -> bool:
     """Whether all jobs are at the site, and those that it has room for are running."""
     there = run.output.count(": submitted to ") == 4 and "sum: waits for" in run.output
-    return there and len(runs(project)) >= 2
+    return there and len(project.lines()) >= 2
 
 
 def test_killed_while_jobs_run(both: Project) -> None:
@@ -64,11 +53,11 @@ def test_killed_while_jobs_run(both: Project) -> None:
     first.kill()
     second = both.start(plain=True)
     second.says("reattached")
-    go(both)
+    both.go()
 
     said = second.end().ok().output
 
-    assert runs(both) == ["0", "1", "2", "3", "sum"], said
+    assert sorted(both.lines()) == ["0", "1", "2", "3", "sum"], said
     assert said.count("reattached at ") == 5
     assert both.read("sum.txt") == "0\n1\n2\n3\n"
 
@@ -103,11 +92,11 @@ def test_an_error_of_one_job_on_this_machine_leaves_the_others_running(project: 
     assert first.code == 1
     tells(first.output, "The jobs at the sites go on", "smk-mantik cancel", "'sample'")
 
-    go(project)
+    project.go()
     project.write("sample", "a")
     tells(project.run().ok().output, "long: reattached")
 
-    assert runs(project) == ["long"]
+    assert sorted(project.lines()) == ["long"]
 
 
 def test_without_the_profile_the_error_says_what_to_type(project: Project) -> None:
@@ -124,10 +113,10 @@ def test_without_the_profile_the_error_says_what_to_type(project: Project) -> No
     refused = project.run().failed()
     tells(refused, "LockException", "5 of its jobs may be at the sites. To reattach them type")
     line = next(line for line in refused.splitlines() if "    snakemake " in line)
-    go(project)
+    project.go()
     said = project.run(*shlex.split(line)[1:], plain=True).ok().output
     assert said.count("reattached at ") == 5
-    assert runs(project) == ["0", "1", "2", "3", "sum"]
+    assert sorted(project.lines()) == ["0", "1", "2", "3", "sum"]
 
 
 def test_password_that_changes_pauses_the_run(project: Project, sandbox: Sandbox) -> None:
@@ -147,24 +136,24 @@ def test_password_that_changes_pauses_the_run(project: Project, sandbox: Sandbox
             running.output, "Check MANTIK_HPC1_USERNAME, MANTIK_HPC1_PASSWORD_FILE",
             "keyring set mantik:hpc1",
         )  # fmt: skip
-        go(project)
+        project.go()
         file.write_text("another")
         running.end().ok()
     finally:
         site.access.password = old
-    assert runs(project) == ["0", "1", "2", "3", "sum"]
+    assert sorted(project.lines()) == ["0", "1", "2", "3", "sum"]
 
 
 def test_a_second_controller_is_refused_where_the_state_was_removed(project: Project) -> None:
     """Somebody tidies up under a running controller, and starts again."""
     prepare(project)
     first = project.start(plain=True)
-    until(lambda: runs(project), "jobs that run")
+    until(project.lines, "jobs that run")
     shutil.rmtree(project.directory / ".snakemake")
 
     said = project.run("--nolock", "--rerun-incomplete", plain=True).failed()
 
     tells(said, "another Snakemake with the mantik executor is running in this directory")
-    go(project)
+    project.go()
     first.end()
-    assert runs(project) == ["0", "1", "2", "3", "sum"], "each once"
+    assert sorted(project.lines()) == ["0", "1", "2", "3", "sum"], "each once"

@@ -132,7 +132,7 @@ def test_the_first_failure_ends_a_run_without_keep_going(project: Project) -> No
     running = project.start()
     running.says("Error in rule a")
     until((project.workspace / "begun").exists, "the other one")
-    (project.workspace / "go").touch()
+    project.go()
     said = running.end().failed()
 
     assert "exit code 3" in said

@@ -443,7 +443,7 @@ def test_taken_up_again(project: Project) -> None:
     running.kill()
     again = project.start("second.txt", "--nolock", "--rerun-incomplete")
     again.says("reattached")
-    (project.workspace / "go").touch()
+    project.go()
     again.end().ok()
     assert project.read("second.txt") == "hidden\n"
 

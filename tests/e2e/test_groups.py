@@ -27,11 +27,6 @@ GROUP = r"""
 FLAGS = ("--nolock", "--rerun-incomplete")
 
 
-def ran(project: Project) -> list[str]:
-    path = project.workspace / "ran.txt"
-    return path.read_text().splitlines() if path.exists() else []
-
-
 @pytest.fixture(autouse=True)
 def _untracked(project: Project) -> None:
     project.extra.update(UNTRACKED)
@@ -41,16 +36,16 @@ def test_jobs_that_became_a_group_do_not_meet_it(project: Project) -> None:
     alone = ("--groups", "slow=x", "--group-components", "x=1", *FLAGS)
     project.write("Snakefile", GROUP)
     first = project.start(*alone)
-    until(lambda: len(ran(project)) == 2, "jobs that run")
+    until(lambda: len(project.lines()) == 2, "jobs that run")
     first.kill()
     second = project.start(*FLAGS)
-    until(lambda: len(ran(project)) >= 6, "the members of the group")
-    (project.workspace / "go").touch()
+    until(lambda: len(project.lines()) >= 6, "the members of the group")
+    project.go()
 
     said = second.end().ok().output
 
     # The jobs were over before any member of the group was run.
-    order = [line.split()[0] for line in ran(project)]
+    order = [line.split()[0] for line in project.lines()]
     assert order[2:4] == ["end", "end"], said
     assert sorted(order[4:]) == ["0", "1", "sum"], said
     assert project.read("sum.txt") == "0\n1\n"

@@ -43,7 +43,7 @@ def sit(project: Project) -> Iterator[Sit]:
 
         def runs() -> bool:
             assert terminal.process.poll() is None, terminal.output
-            return ran(project) == ["run"]
+            return project.lines() == ["run"]
 
         until(runs, "the job")
         return terminal
@@ -51,11 +51,6 @@ def sit(project: Project) -> Iterator[Sit]:
     yield start
     for terminal in opened:
         terminal.close()
-
-
-def ran(project: Project) -> list[str]:
-    path = project.workspace / "ran.txt"
-    return path.read_text().split() if path.exists() else []
 
 
 def test_go_on_and_detach(project: Project, sit: Sit) -> None:
@@ -73,9 +68,9 @@ def test_go_on_and_detach(project: Project, sit: Sit) -> None:
     assert terminal.end() != 0
     assert "Detached: the jobs go on at their sites" in terminal.output
     assert "did not complete successfully" not in terminal.output
-    (project.workspace / "go").touch()
+    project.go()
     project.run("--nolock", "--rerun-incomplete", "--config", "linger=0").ok()
-    assert ran(project) == ["run"]
+    assert project.lines() == ["run"]
     assert project.read("out.txt") == "done\n"
 
 
@@ -86,7 +81,7 @@ def test_cancel(project: Project, sit: Sit) -> None:
     terminal.type(b"c\n")
 
     assert terminal.end() != 0
-    assert ran(project) == ["run", "term"]
+    assert project.lines() == ["run", "term"]
     assert [record.outcome for record in project.tries] == ["cancelled"]
 
 
@@ -99,12 +94,12 @@ def test_cancel_at_once(project: Project, sit: Sit, first: str) -> None:
     asked(terminal)
     if first:
         terminal.type(first.encode())
-        until(lambda: "term" in ran(project), "the job to be told")
+        until(lambda: "term" in project.lines(), "the job to be told")
     terminal.type(CTRL_C)
 
     assert terminal.end() != 0
     assert "did not confirm that it was cancelled and may still run" in terminal.output
-    until(lambda: "term" in ran(project), "the job to be told")
+    until(lambda: "term" in project.lines(), "the job to be told")
 
 
 def test_a_signal_while_snakemake_records_a_group_doubles_no_member(project: Project) -> None:

@@ -147,18 +147,13 @@ def started(project: Project, outside: Path) -> Running:
     )  # fmt: skip
 
 
-def lines(project: Project, name: str) -> list[str]:
-    path = project.workspace / name
-    return path.read_text().splitlines() if path.exists() else []
-
-
 def segments(project: Project) -> list[str]:
     """The number of each segment that has begun, and the epochs that it found."""
-    return lines(project, "segments.txt")
+    return project.lines("segments.txt")
 
 
 def epochs(project: Project) -> list[str]:
-    return lines(project, "epochs.txt")
+    return project.lines("epochs.txt")
 
 
 def losses(project: Project) -> int:

@@ -53,11 +53,6 @@ def workflow(both: Project) -> Project:
     return both
 
 
-def ran(project: Project) -> str:
-    path = project.workspace / "ran.txt"
-    return "".join(path.read_text().split()) if path.exists() else ""
-
-
 def test_named_outputs_stay(workflow: Project) -> None:
     workflow.write("Snakefile", STAYS)
     workflow.write("train.py", TRAIN)
@@ -71,7 +66,7 @@ def test_named_outputs_stay(workflow: Project) -> None:
     assert not workflow.exists("results/set.txt")
     assert (workflow.workspace / "results/set.txt").read_text() == "raw\n"
     assert not (workflow.workspace / "results/model.txt").exists()  # temp()
-    assert ran(workflow) == "pts"
+    assert "".join(workflow.lines()) == "pts"
 
     target = ["get", "--all-targets", "--", "train"]
     tells(smk_mantik(workflow, *target).output, "do not exist: results/model.txt")  # temp()
@@ -82,7 +77,7 @@ def test_named_outputs_stay(workflow: Project) -> None:
     (workflow.workspace / "results/set.txt").unlink()
     (workflow.workspace / "later").touch()
     workflow.run("--forcerun", "score", "--mantik-ahead", "0").ok()
-    assert ran(workflow) == "ptspts"
+    assert "".join(workflow.lines()) == "ptspts"
 
 
 READS = """
@@ -248,7 +243,7 @@ def test_a_dataset_that_changes_while_its_job_waits(workflow: Project, data: Pat
     until((workflow.workspace / "ran.txt").exists, "the job to run")
     running.kill()
     (data / "trees/a").write_text("changed\n")
-    (workflow.workspace / "go").touch()
+    workflow.go()
 
     workflow.run("--nolock", "--rerun-incomplete").ok()
 

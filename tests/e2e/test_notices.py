@@ -46,7 +46,7 @@ def test_the_first_failure_is_announced_at_once_and_then_the_end(project: Projec
     assert first["running"] >= 1
     assert first["directory"] == str(project.directory)
     until(lambda: running.output.count("Error in rule fails") == 2, "the second one")
-    (project.workspace / "go").touch()
+    project.go()
     running.end().failed()
 
     first, last = notices(got)

@@ -36,29 +36,20 @@ def prepare(project: Project, text: str = SNAKEFILE, pool: str = POOL) -> Projec
     return project
 
 
-def words(project: Project, name: str) -> list[str]:
-    path = project.workspace / name
-    return sorted(path.read_text().split()) if path.exists() else []
-
-
-def go(project: Project) -> None:
-    (project.workspace / "go").touch()
-
-
 def test_killed_while_jobs_run_and_wait(both: Project) -> None:
     """Two run side by side in an allocation, which outlives this machine; two wait there."""
     prepare(both)
     first = both.start()
-    until(lambda: len(words(both, "ran")) == 2, "jobs that run")
+    until(lambda: len(both.lines("ran")) == 2, "jobs that run")
     first.says("n=3: submitted to")
     first.kill()
-    go(both)
+    both.go()
 
     said = both.run("--nolock", "--rerun-incomplete").ok().output
 
-    assert words(both, "ran") == MADE, said
+    assert sorted(both.lines("ran")) == MADE, said
     assert [both.read(f"out/{n}.txt").strip() for n in MADE] == MADE
-    assert len(set(words(both, "allocations"))) == 1
+    assert len(set(both.lines("allocations"))) == 1
     assert "submitted to" not in said
 
 
@@ -68,17 +59,17 @@ def test_an_allocation_that_is_cancelled_frees_its_jobs(
     """What it ran is no failure of the jobs, which have no retries; what waited starts later."""
     prepare(firecrest)
     running = firecrest.start()
-    until(lambda: len(words(firecrest, "ran")) == 2, "jobs that run")
-    begun = words(firecrest, "ran")
-    [allocation] = set(words(firecrest, "allocations"))
+    until(lambda: len(firecrest.lines("ran")) == 2, "jobs that run")
+    begun = sorted(firecrest.lines("ran"))
+    [allocation] = set(firecrest.lines("allocations"))
     sandbox.cancel_job("hpc2", int(allocation))
     running.says("allocation that ran it has ended")
-    go(firecrest)
+    firecrest.go()
 
     running.end().ok()
 
-    assert words(firecrest, "ran") == sorted([*MADE, *begun])
-    assert len(set(words(firecrest, "allocations"))) == 2
+    assert sorted(firecrest.lines("ran")) == sorted([*MADE, *begun])
+    assert len(set(firecrest.lines("allocations"))) == 2
     assert running.output.count("Pool small at hpc2: an allocation was submitted") == 2
     tells(smk_mantik(firecrest, "jobs").output, "pool small")
 
@@ -87,36 +78,36 @@ def test_jobs_end_with_their_run(firecrest: Project) -> None:
     """Ctrl-C ends those that run, and those that wait never start."""
     prepare(firecrest)
     running = firecrest.start("--mantik-on-interrupt", "cancel")
-    until(lambda: len(words(firecrest, "ran")) == 2, "jobs that run")
+    until(lambda: len(firecrest.lines("ran")) == 2, "jobs that run")
     running.says("n=3: submitted to")
-    begun = words(firecrest, "ran")
+    begun = sorted(firecrest.lines("ran"))
 
     running.interrupt()
-    go(firecrest)
+    firecrest.go()
 
     assert {record.state.value for record in firecrest.tries} == {"abandoned"}
     pools = firecrest.workspace / ".mantik/pools/small"
     until(lambda: not list(pools.glob("pool.*")), "the allocation's end")
-    assert words(firecrest, "ran") == begun
+    assert sorted(firecrest.lines("ran")) == begun
 
 
 def test_two_allocations_share_what_waits(firecrest: Project) -> None:
     text = SNAKEFILE.replace("range(4)", "range(12)")
     prepare(firecrest, text, POOL.replace("CPUsPerNode: 2", "CPUsPerNode: 1, Count: 2"))
     running = firecrest.start()
-    until(lambda: len(words(firecrest, "ran")) == 2, "jobs that run")
-    go(firecrest)
+    until(lambda: len(firecrest.lines("ran")) == 2, "jobs that run")
+    firecrest.go()
 
     running.end().ok()
 
-    assert words(firecrest, "ran") == sorted(map(str, range(12)))
-    assert len(set(words(firecrest, "allocations"))) == 2
+    assert sorted(firecrest.lines("ran")) == sorted(map(str, range(12)))
+    assert len(set(firecrest.lines("allocations"))) == 2
 
 
 def test_what_a_pool_did_is_shown(firecrest: Project) -> None:
     prepare(firecrest)
     running = firecrest.start()
-    until(lambda: len(words(firecrest, "ran")) == 2, "jobs that run")
+    until(lambda: len(firecrest.lines("ran")) == 2, "jobs that run")
 
     def pools() -> dict[str, Any]:
         [pool] = json.loads(smk_mantik(firecrest, "watch", "--json").ok().output)["pools"]
@@ -127,13 +118,13 @@ def test_what_a_pool_did_is_shown(firecrest: Project) -> None:
     assert (found["jobs_running"], found["jobs_waiting"], found["queued"]) == (2, 2, 0)
     line = "hpc2, pool small: 1 allocation running, 0 queued; 2 jobs running, 2 waiting; "
     tells(smk_mantik(firecrest, "watch").ok().output, line)
-    go(firecrest)
+    firecrest.go()
     running.end().ok()
 
     jobs = json.loads(smk_mantik(firecrest, "jobs", "--json").ok().output)
     assert {job["pool"] for job in jobs} == {"small"}
     [allocation] = {job["allocation"] for job in jobs}
-    assert [allocation] == list(set(words(firecrest, "allocations")))
+    assert [allocation] == list(set(firecrest.lines("allocations")))
     tells(smk_mantik(firecrest, "jobs").ok().output, f"pool small: {allocation}")
 
     # The next run learns how long it stayed, and tidies up.
@@ -158,13 +149,13 @@ def test_an_allocation_of_several_nodes(both: Project) -> None:
     """Each node has CPUs for one job, and its own agent."""
     prepare(both, SNAKEFILE, POOL.replace("CPUsPerNode: 2", "CPUsPerNode: 1, Nodes: 2"))
     running = both.start()
-    until(lambda: len(words(both, "ran")) == 2, "jobs that run")
-    go(both)
+    until(lambda: len(both.lines("ran")) == 2, "jobs that run")
+    both.go()
 
     running.end().ok()
 
-    assert words(both, "ran") == MADE
-    assert len(set(words(both, "allocations"))) == 1
+    assert sorted(both.lines("ran")) == MADE
+    assert len(set(both.lines("allocations"))) == 1
 
 
 def test_max_jobs_does_not_count_jobs_of_a_pool(firecrest: Project) -> None:
@@ -172,19 +163,19 @@ def test_max_jobs_does_not_count_jobs_of_a_pool(firecrest: Project) -> None:
     text = firecrest.config.read_text()
     firecrest.config.write_text(text.replace("Site:\n", "Site:\n  MaxJobs: 1\n"))
     said = firecrest.run().ok().output
-    assert words(firecrest, "ran") == MADE
+    assert sorted(firecrest.lines("ran")) == MADE
     assert "MaxJobs" not in said
 
 
 def test_a_job_that_fails_fails_alone(firecrest: Project) -> None:
     prepare(firecrest, SNAKEFILE.replace("until [", "[ {wildcards.n} != 2 ] || exit 7; until ["))
     running = firecrest.start("--keep-going")
-    until(lambda: len(words(firecrest, "ran")) >= 2, "jobs that run")
-    go(firecrest)
+    until(lambda: len(firecrest.lines("ran")) >= 2, "jobs that run")
+    firecrest.go()
 
     said = running.end().failed()
 
-    assert words(firecrest, "ran") == MADE
+    assert sorted(firecrest.lines("ran")) == MADE
     tells(said, "each n=2", "exit code 7")
     assert [n for n in MADE if firecrest.exists(f"out/{n}.txt")] == ["0", "1", "3"]
 

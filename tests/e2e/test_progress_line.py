@@ -84,7 +84,7 @@ def test_the_line_is_last_while_jobs_run_and_gone_at_the_end(seat: Seat) -> None
     assert not [line for line in terminal.screen if LINE.match(line)]
     terminal.type(b"g\n")
     until(lambda: LINE.match(last_line(terminal)), "the line again")
-    (project.workspace / "go").touch()
+    project.go()
     assert terminal.end() == 0, terminal.output
 
     said = [line for line in terminal.screen if line]

@@ -27,22 +27,17 @@ SNAKEFILE = r"""
 """
 
 
-def lines(project: Project, name: str) -> list[str]:
-    path = project.workspace / name
-    return sorted(path.read_text().splitlines()) if path.exists() else []
-
-
 def ended(project: Project) -> set[str]:
     """Which jobs were told to end. The scheduler tells all processes of a job, and its script the
     command's once more."""
-    return set(lines(project, "ended.txt"))
+    return set(project.lines("ended.txt"))
 
 
 def running(project: Project) -> Running:
     """A `snakemake` both of whose slow jobs run."""
     project.write("Snakefile", SNAKEFILE)
     run = project.start("--nolock", "--rerun-incomplete")
-    until(lambda: lines(project, "ran.txt") == ["a", "b"], "the jobs")
+    until(lambda: sorted(project.lines()) == ["a", "b"], "the jobs")
     until(lambda: run.output.count(": submitted to ") >= 2, "their ids")
     return run
 
@@ -102,9 +97,9 @@ def test_cancel(project: Project) -> None:
     # The quick one may have got its turn.
     assert ": cancelled" not in smk_mantik(project, "cancel", "--all").ok().output
 
-    (project.workspace / "go").touch()
+    project.go()
     project.run("--nolock", "--rerun-incomplete").ok()
-    assert lines(project, "ran.txt") == ["a", "a", "b", "b"]
+    assert sorted(project.lines()) == ["a", "a", "b", "b"]
 
 
 def test_clean(firecrest: Project) -> None:
@@ -115,7 +110,7 @@ def test_clean(firecrest: Project) -> None:
         stays.output, str(firecrest.workspace), "needed: slow name=a (it may still run", "Kept:",
         "tries, logs and archives: ", "files of the workflow: ",
     )  # fmt: skip
-    assert lines(firecrest, "ran.txt") == ["a", "b"]
+    assert sorted(firecrest.lines()) == ["a", "b"]
     unasked = smk_mantik(firecrest, "clean", "--force")
     assert unasked.code == 2
     tells(unasked.output, "there is no terminal to ask: Remove all of this?", "--yes")
@@ -126,7 +121,7 @@ def test_clean(firecrest: Project) -> None:
     # The quick one may have got its turn.
     assert {outcomes(firecrest)[f"slow name={name}"] for name in "ab"} == {"cancelled"}
 
-    (firecrest.workspace / "go").touch()
+    firecrest.go()
     firecrest.run("--nolock", "--rerun-incomplete").ok()
     assert firecrest.read("out/a.txt") == "a\n"
     cleaned = smk_mantik(firecrest, "clean", "--yes").ok().output

@@ -233,7 +233,7 @@ def test_a_node_that_failed_a_job_gets_none_of_those_that_follow(
     until(lambda: last("lost").state is BatchState.RUNNING, "the next attempt")
     assert excluded() == [f"n[7-9],{node}", ""]
     running.kill()
-    (project.workspace / "go").touch()
+    project.go()
     told = project.run("--nolock", "--rerun-incomplete").ok().output
     assert excluded() == [f"n[7-9],{node}", node]
     assert running.output.count(said) == told.count(said) == 1

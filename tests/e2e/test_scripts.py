@@ -26,7 +26,7 @@ def test_only_the_same_script_is_adopted(project: Project) -> None:
     project.write("scripts/waits.py", script.replace("old", "new"))
     second = project.start("--nolock", "--rerun-incomplete")
     until(lambda: ran.read_text() == "old new ", "the new script")
-    (project.workspace / "go").touch()
+    project.go()
 
     said = second.end().ok().output
 

@@ -147,7 +147,7 @@ def test_nothing_is_left_of_what_a_killed_run_has_sent(project: Project) -> None
     running = project.start()
     until(lambda: project.exists("first.txt") and "last: runs" in running.output, "the last job")
     running.kill()
-    (project.workspace / "go").touch()
+    project.go()
 
     project.run("--rerun-incomplete", "--nolock").ok()
 
@@ -258,7 +258,7 @@ def test_a_library_that_is_lost_before_a_job_starts_goes_up_again(both: Project,
         with library.open("r+b") as damaged:
             damaged.seek(len(content) // 2)
             damaged.write(bytes(4096))
-    (both.workspace / "go").touch()
+    both.go()
 
     running.end().ok()
 

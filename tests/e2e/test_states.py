@@ -77,7 +77,7 @@ def test_states_are_told_to_logger_plugins_and_to_the_metadata(
         return False
 
     until(marked, "the job's id in Snakemake's metadata")
-    (firecrest.workspace / "go").touch()
+    firecrest.go()
     assert running.end().code == 1, running.output
 
     told = heard(firecrest)

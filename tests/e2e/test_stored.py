@@ -75,11 +75,6 @@ def laid_out(project: Project) -> Project:
     return project
 
 
-def ran(project: Project) -> str:
-    path = project.workspace / "ran.txt"
-    return "".join(path.read_text().split()) if path.exists() else ""
-
-
 STAY_PROFILE = {
     "default-storage-provider": "mantik",
     "default-storage-prefix": '"mantik:"',
@@ -100,7 +95,7 @@ def test_outputs_stay_and_ls_and_get_know_them(pipeline: Project) -> None:
     assert pipeline.read("logs/prepare.txt") == "prepared\n"
     assert pipeline.read("logs/report.txt") == "written\n"
     assert not pipeline.exists("results")
-    assert ran(pipeline) == "pts"
+    assert "".join(pipeline.lines()) == "pts"
     assert (pipeline.workspace / "results/model.txt").read_text() == "set\nmodel\n"
 
     said = smk_mantik(pipeline, "ls", "--needed-by", "--json", "--", *FILES_STAY).ok().output
@@ -127,7 +122,7 @@ def test_outputs_stay_and_ls_and_get_know_them(pipeline: Project) -> None:
     assert pipeline.read("results/model.txt") == "set\nmodel\n"
     tells(smk_mantik(pipeline, "get", "--all").ok().output, "Brought 1 output,", "3 were here")
     tells(run(pipeline), "Nothing to be done")
-    assert ran(pipeline) == "pts"
+    assert "".join(pipeline.lines()) == "pts"
 
     (pipeline.directory / "Snakefile").unlink()
     plain = smk_mantik(pipeline, "ls").ok().output
@@ -253,7 +248,7 @@ def test_a_part_of_a_directory_that_was_purged(pipeline: Project) -> None:
     run(pipeline)
     (pipeline.workspace / "results/steps/a/1").unlink()
     run(pipeline, "--forcerun", "score")
-    assert ran(pipeline) == "ptsts", "a part of a directory was purged"
+    assert "".join(pipeline.lines()) == "ptsts", "a part of a directory was purged"
     assert pipeline.read("report.txt") == REPORT
 
     model = pipeline.workspace / "results/model.txt"
@@ -261,17 +256,17 @@ def test_a_part_of_a_directory_that_was_purged(pipeline: Project) -> None:
     later = time.time() + 60
     os.utime(model, (later, later))
     run(pipeline)
-    assert ran(pipeline) == "ptstss", "what was changed there is newer"
+    assert "".join(pipeline.lines()) == "ptstss", "what was changed there is newer"
     assert pipeline.read("report.txt") == "better\n2\n1\nraw\n"
 
     shutil.rmtree(pipeline.workspace / "results")
     run(pipeline, "--forcerun", "report")
-    assert ran(pipeline) == "ptstsspts", "all was purged"
+    assert "".join(pipeline.lines()) == "ptstsspts", "all was purged"
     assert pipeline.read("report.txt") == REPORT
 
     pipeline.write("data/raw.txt", "raw and more\n")
     run(pipeline)
-    assert ran(pipeline) == "ptstssptspts", "an input here is another"
+    assert "".join(pipeline.lines()) == "ptstssptspts", "an input here is another"
     assert pipeline.read("report.txt") == "set and more\nmodel\n2\n1\nraw and more\n"
 
 
@@ -305,7 +300,7 @@ def test_only_a_local_rule_fails_whose_input_cannot_be_fetched(one: Project) -> 
     one.write("Snakefile", UNFETCHED)
     running = one.start(*FILES_STAY, "--keep-going", "--latency-wait", "1")
     running.says("Error in rule report")
-    (one.workspace / "go").touch()
+    one.go()
 
     said = running.end().failed()
 
@@ -407,15 +402,15 @@ def test_killed_at_any_time(pipeline: Project) -> None:
         "Snakefile", PIPELINE.replace("echo p >> ran.txt", "touch wait; echo p >> ran.txt")
     )
     running = pipeline.start(*FILES_STAY)
-    until(lambda: ran(pipeline) == "p", "the first job")
+    until(lambda: "".join(pipeline.lines()) == "p", "the first job")
     running.says("waits for train")
     running.kill()
     (pipeline.workspace / "wait").unlink()
-    until(lambda: ran(pipeline) == "pts", "the jobs that are ahead")
+    until(lambda: "".join(pipeline.lines()) == "pts", "the jobs that are ahead")
 
     run(pipeline, "--nolock", "--rerun-incomplete")
 
-    assert ran(pipeline) == "pts"
+    assert "".join(pipeline.lines()) == "pts"
     assert pipeline.read("report.txt") == REPORT
     assert pipeline.read("data/raw.txt") == "raw\n"
 
@@ -510,7 +505,7 @@ def test_get_plan_and_clean_know_what_lies_where(one: Project, firecrest_place: 
     run(one, "--forcerun", "train")
     assert (one.workspace / "results/set.txt").read_text() == "set\n", "a copy is no source"
     assert one.read("report.txt") == REPORT
-    assert ran(one) == "ptsts"
+    assert "".join(one.lines()) == "ptsts"
 
     smk_mantik(one, "clean", "--yes", "--force").ok()
     assert not one.workspace.exists() or not (one.workspace / "results").exists()
@@ -567,7 +562,7 @@ def test_what_a_failed_job_made_is_no_output(one: Project) -> None:
     assert "results/score.txt" not in smk_mantik(one, "ls").ok().output
     one.write("Snakefile", TARGETS + PIPELINE)
     run(one)
-    assert ran(one) == "pts"
+    assert "".join(one.lines()) == "pts"
 
 
 def test_a_file_from_before_is_no_output_of_a_job_that_failed(one: Project) -> None:
@@ -812,7 +807,7 @@ def test_outputs_that_are_links_or_have_odd_names(one: Project) -> None:
 
     run(one, "--forcerun", "read")
 
-    assert ran(one) == "mrr"
+    assert "".join(one.lines()) == "mrr"
     assert (one.workspace / "read.txt").read_text() == "the target\nx\nx\n"
     got = smk_mantik(one, "get", "results").ok()
     assert one.read("results/link") == "the target\n"
@@ -825,7 +820,7 @@ def test_damaged_and_lost_journals_moves_and_a_silent_site(one: Project, tmp_pat
     state = one.directory / ".snakemake"
     (state / "mantik/journal.sqlite").write_bytes(b"no journal\n" * 1000)
     tells(run(one, "--forcerun", "score"), "Outputs that stay there: 4.")
-    assert ran(one) == "ptss"
+    assert "".join(one.lines()) == "ptss"
 
     shutil.rmtree(state)
     said = one.run(*FILES_STAY, "--forcerun", "score").failed()
@@ -836,7 +831,7 @@ def test_damaged_and_lost_journals_moves_and_a_silent_site(one: Project, tmp_pat
     moved.directory.rmdir()
     one.directory.rename(moved.directory)
     run(moved, "--forcerun", "score")
-    assert ran(moved) == "ptsss"
+    assert "".join(moved.lines()) == "ptsss"
     assert moved.workspace == before
 
     copy = Project(tmp_path / "copy", one.place, one.extra)
@@ -856,7 +851,7 @@ def test_damaged_and_lost_journals_moves_and_a_silent_site(one: Project, tmp_pat
     config = moved.config.read_text()
     moved.config.write_text(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{free_port()}", config))
     tells(run(moved, "-n"), "were not compared with the site", "Nothing to be done")
-    assert ran(moved) == "ptsss"
+    assert "".join(moved.lines()) == "ptsss"
 
     there = f"Site:\n  Workspace: {workspace_root(str(before))}\n"
     copy.config.write_text(copy.config.read_text().replace("Site:\n", there))
@@ -866,4 +861,4 @@ def test_damaged_and_lost_journals_moves_and_a_silent_site(one: Project, tmp_pat
     tells(smk_mantik(copy, "unlock", "--yes").ok().output, f"{moved.directory} on ", "may lead")
     tells(smk_mantik(copy, "unlock").ok().output, "No run here was refused")
     tells(run(copy, "--forcerun", "score"), "or another controller has led there")
-    assert ran(moved) == "ptssss"
+    assert "".join(moved.lines()) == "ptssss"

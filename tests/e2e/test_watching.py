@@ -58,7 +58,7 @@ def test_a_command_beside_a_running_job(both: Project) -> None:
     until((both.workspace / "begun").exists, "the job")
     beside = smk_mantik(both, "exec", "train", "echo at $PWD; exit 3")
     assert (beside.code, beside.output) == (3, f"at {both.workspace}\n")
-    (both.workspace / "go").touch()
+    both.go()
     running.end().ok()
     over = smk_mantik(both, "exec", "train", "true")
     tells(over.output, "train: it does not run any more (succeeded)", "smk-mantik jobs")
@@ -150,7 +150,7 @@ def test_jobs_and_logs_are_seen_at_all_times(firecrest: Project, sandbox: Sandbo
     )
     assert following.stdout is not None
     assert following.stdout.readline() == f"step 1 of {first['job'][-1]}\n"
-    (firecrest.workspace / "go").touch()
+    firecrest.go()
     said, _ = following.communicate(timeout=WAIT_S)
     assert said.endswith("step 2\n")
     assert following.returncode == 0
@@ -201,7 +201,7 @@ def test_a_job_that_was_given_up_does_not_wait(project: Project) -> None:
     finally:
         terminal.close()
     assert states(project, "jobs")["cancelled"] == 1
-    (project.workspace / "go").touch()
+    project.go()
 
 
 @pytest.mark.parametrize("option", ["jobs", pytest.param("watch", marks=pytest.mark.nightly)])
@@ -214,7 +214,7 @@ def test_a_site_that_cannot_be_asked_is_named_and_the_rest_is_shown(
     running.says("submitted to", WAIT_S)
     running.kill()
     # Jobs whose ids the journal has not got yet cannot be ended later: let all end by themselves.
-    (project.workspace / "go").touch()
+    project.go()
     project.config.unlink()
     ran = smk_mantik(project, option, *(["--ask"] if option == "jobs" else ["--once"])).ok()
     tells(ran.output, "hpc1 was not asked", "no longer exists", "--site hpc1=FILE", "train sample=")

@@ -45,27 +45,6 @@ def found(job: JobRequest, **inputs: bytes) -> bytes:
     return result(job.command, "", {path.replace("_", "/"): c for path, c in inputs.items()})
 
 
-def test_reader_of_a_file_is_not_sent_while_an_older_one_is_on_its_way(tmp_path: Path) -> None:
-    world = World(late(job_1=LATE_S), duration=lambda spec: 2 * LATE_S)
-    write(tmp_path, OLD)
-    left_waiting(tmp_path, world, request(1, "data/x"))
-    write(tmp_path, NEW)
-
-    async def play(controller: Controller) -> list[str]:
-        assert (await controller.job(request(2, "data/x"))).succeeded
-        return controller.said
-
-    said = simulate(tmp_path, world, play)
-
-    assert contents(world) == {"job-2": found(request(2), data_x=NEW)}
-    assert world.files["data/x"] == NEW
-    assert said == [
-        "job-1: the job that an earlier run submitted to sim is ended and its outputs are not used,"
-        " since these changed: data/x."
-    ]
-    assert states(tmp_path) == [TryState.ABANDONED, TryState.DONE]
-
-
 @pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize(("old", "new"), [("out/1", "out/1"), ("out", "out/1"), ("out/1", "out")])
 def test_two_rules_do_not_make_the_same_file_at_once(

@@ -65,11 +65,6 @@ def project(server: Server, project_at: MakeProject) -> Project:
     return made
 
 
-def ran(project: Project) -> Counter[str]:
-    path = project.workspace / "ran"
-    return Counter(path.read_text().split() if path.exists() else [])
-
-
 @pytest.mark.parametrize(
     ("server", "submitted"),
     [
@@ -85,13 +80,13 @@ def test_killed(server: Server, project: Project, submitted: int) -> None:
     running = project.start()
     until(lambda: running.output.count(": submitted to ") >= submitted, "submissions", LONG_S)
     if submitted == JOBS:
-        until(lambda: ran(project).total() == JOBS, "jobs that run", LONG_S)
+        until(lambda: len(project.lines("ran")) == JOBS, "jobs that run", LONG_S)
     server.kill()
-    (project.workspace / "go").touch()
+    project.go()
     running.says("has not answered for", LONG_S)
     server.start()
 
     said = running.end(LONG_S).ok().output
 
-    assert ran(project) == Counter(map(str, range(JOBS))), said
+    assert Counter(project.lines("ran")) == Counter(map(str, range(JOBS))), said
     assert [record.outcome for record in project.tries] == ["succeeded"] * JOBS, said

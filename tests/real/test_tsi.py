@@ -37,15 +37,10 @@ def project(unicore_centre_place: Place, project_at: MakeProject) -> Project:
     return project_at(unicore_centre_place, dict(UNTRACKED))
 
 
-def lines(project: Project, name: str) -> list[str]:
-    path = project.workspace / name
-    return sorted(path.read_text().split()) if path.exists() else []
-
-
 def both_run(project: Project) -> Running:
     project.write("Snakefile", WAITS)
     running = project.start("--nolock", "--rerun-incomplete")
-    until(lambda: lines(project, "ran") == ["0", "1"], "both jobs", LONG_S)
+    until(lambda: sorted(project.lines("ran")) == ["0", "1"], "both jobs", LONG_S)
     until(lambda: running.output.count(": submitted to ") == 2, "their ids", LONG_S)
     return running
 
@@ -58,12 +53,12 @@ class TestRevoked:
 
         said = running.interrupt().output
 
-        assert set(lines(project, "ended")) == {"0", "1"}, said
+        assert set(project.lines("ended")) == {"0", "1"}, said
         assert {record.outcome for record in project.tries} == {"cancelled"}, said
         assert "has not answered" not in said
-        (project.workspace / "go").touch()
+        project.go()
         project.run("--nolock", "--rerun-incomplete").ok()
-        assert lines(project, "ran") == ["0", "0", "1", "1"]
+        assert sorted(project.lines("ran")) == ["0", "0", "1", "1"]
 
     def test_cancelled(self, project: Project) -> None:
         both_run(project).kill()
@@ -71,7 +66,7 @@ class TestRevoked:
         said = smk_mantik(project, "cancel", "--all").ok().output
 
         tells(said, "slow n=0: cancelled", "slow n=1: cancelled", "which has confirmed it")
-        assert set(lines(project, "ended")) == {"0", "1"}
+        assert set(project.lines("ended")) == {"0", "1"}
 
     def test_edited(self, project: Project) -> None:
         both_run(project).kill()
@@ -79,9 +74,9 @@ class TestRevoked:
         (project.workspace / "ended").write_text("")
         (project.workspace / "ended").chmod(0o666)
         running = project.start("--nolock", "--rerun-incomplete")
-        until(lambda: lines(project, "ran") == ["0", "0", "1", "1"], "the new jobs", LONG_S)
-        assert set(lines(project, "ended")) == {"0", "1"}, running.output
-        (project.workspace / "go").touch()
+        until(lambda: sorted(project.lines("ran")) == ["0", "0", "1", "1"], "the new jobs", LONG_S)
+        assert set(project.lines("ended")) == {"0", "1"}, running.output
+        project.go()
 
         running.end(LONG_S).ok()
 
@@ -113,7 +108,7 @@ class TestAway:
         tsi.start()
         said = running.end(2 * LONG_S).ok().output
 
-        assert Counter(lines(project, "ran")) == Counter(map(str, range(self.JOBS))), said
+        assert Counter(project.lines("ran")) == Counter(map(str, range(self.JOBS))), said
         assert "rejected" not in said
         assert "they are submitted again" in said
 

@@ -160,6 +160,15 @@ class Project:
         """The workflow's workspace at the site, as this machine sees it."""
         return self.workspace_at(self.place)
 
+    def lines(self, name: str = "ran.txt") -> list[str]:
+        """What the jobs have noted in a file of the workspace, in that order."""
+        path = self.workspace / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    def go(self) -> None:
+        """Let jobs end that wait for this."""
+        (self.workspace / "go").touch()
+
     def workspace_at(self, place: Place) -> Path:
         """The same at another site."""
         if self._workflow is None:

@@ -44,7 +44,7 @@ def test_controller_killed(tracked: Tracked) -> None:
     until(lambda: logged(project), "the job")
     until(lambda: tracked.run().info.status == "RUNNING", "the run")
     first.kill()
-    (project.workspace / "go").touch()
+    project.go()
 
     said = project.run("--nolock", "--rerun-incomplete").ok().output
 
@@ -81,7 +81,7 @@ def test_a_job_that_waited_for_another_while_nobody_looked(tracked: Tracked) -> 
     assert tracked.run().info.status == "SCHEDULED"
     assert tracked.run().data.tags[WAITING_REASON] == "waits for a"
     first.kill()
-    (project.workspace / "go").touch()
+    project.go()
     [b] = [record for record in project.tries if record.rule == "b"]
     marker = project.workspace / b.paths.marker(0)
     until(marker.exists, "its end")
@@ -141,7 +141,7 @@ def test_detached_and_another_workflow_meanwhile(tracked: Tracked) -> None:
     assert (mine.info.status, other.info.status) == ("RUNNING", "FINISHED")
     assert mine.data.metrics["mantik/jobs_running"] == 1
     assert other.info.run_name == f"{project.directory.name}: other"
-    (project.workspace / "go").touch()
+    project.go()
 
     project.run().ok()
 

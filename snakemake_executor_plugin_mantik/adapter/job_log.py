@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snakemake.settings.enums import Quietness
+from snakemake_interface_logger_plugins.common import LogEvent
 
 from ..common.errors import MantikError, printable
 from ..common.state_directory import read_end
@@ -168,8 +169,6 @@ def log_group_error(
 
     List only the members whose identities are in `failed`, if there are any.
     """
-    from snakemake_interface_logger_plugins.common import LogEvent
-
     members = [member for member in group if job_identity(member) in failed] or list(group)
     infos = (member.get_log_error_info(indent=True, **kwargs) for member in members)
     logger.error(

@@ -18,8 +18,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from snakemake import cli
 from snakemake.exceptions import RuleException
-from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_common.exceptions import ApiError, WorkflowError
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from ..common.errors import MantikError, UserError
 from ..config.environment import describe_software
@@ -263,11 +265,8 @@ def _words(environment: EnvironmentConfig, name: str) -> str:
 
 def read_settings() -> Any:
     """Return the executor's settings that `snakemake` without arguments would use here."""
-    from snakemake import cli
-    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
-
     with redirect_stdout(sys.stderr):
-        _, args = _parsed(cli, [])
+        _, args = _parsed([])
         return ExecutorPluginRegistry().get_plugin(_NAME).get_settings(args)
 
 
@@ -310,10 +309,7 @@ def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T
         UserError: the arguments do not run a workflow with this executor.
         SystemExit: Snakemake does not understand the arguments, and has reported it.
     """
-    from snakemake import cli
     from snakemake.logging import logger
-    from snakemake_interface_common.exceptions import ApiError
-    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
     def only_trouble(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING or verbose
@@ -335,7 +331,7 @@ def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T
     usual = registry.plugins["dryrun"]
     # Output of the Snakefile does not belong to the command's own output.
     with redirect_stdout(sys.stderr):
-        parser, args = _parsed(cli, arguments)
+        parser, args = _parsed(arguments)
         verbose = args.verbose
         settings = registry.get_plugin(_NAME).get_settings(args)
         common = replace(usual.common_settings, non_local_exec=True)
@@ -351,7 +347,7 @@ def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T
     return None
 
 
-def _parsed(cli: Any, arguments: Sequence[str]) -> tuple[Any, Any]:
+def _parsed(arguments: Sequence[str]) -> tuple[Any, Any]:
     try:
         parser, args = cli.parse_args(list(arguments))
     except Exception as error:  # noqa: BLE001 - any error that Snakemake's main would report

@@ -9,13 +9,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
+
+from snakemake.settings.enums import Quietness
 
 from ..common.humanize import humanize_count, humanize_duration, humanize_size
-
-if TYPE_CHECKING:
-    from ..engine.transfer_meter import TransferMeter, TransferView
-
+from ..engine.transfer_meter import TransferMeter, TransferView
 
 _ERASE: Final = "\r\x1b[2K"
 """Moves the cursor to the first column and erases its line."""
@@ -191,7 +190,7 @@ class RunProgress:
     total: int
     failed: int = 0
     states: Mapping[str, int] = field(default_factory=dict)
-    transfers: Sequence["TransferView"] = ()
+    transfers: Sequence[TransferView] = ()
 
 
 def describe_progress(progress: RunProgress, width: int) -> str:
@@ -210,7 +209,7 @@ def describe_progress(progress: RunProgress, width: int) -> str:
     return next((line for line in lines if len(line) <= width), lines[-1][:width])
 
 
-def _transfers(transfers: Iterable["TransferView"], detail: int) -> str:
+def _transfers(transfers: Iterable[TransferView], detail: int) -> str:
     """Return the sums of transfers in each direction.
 
     `detail` is 1 for the share that has come, 2 for size and rate, too, 3 for the time left; with 0
@@ -237,15 +236,13 @@ def open_progress_line(
     workflow: Any,
     logger: logging.Logger,
     count: Callable[[], Mapping[str, int]],
-    meter: "TransferMeter",
+    meter: TransferMeter,
 ) -> BottomLine | None:
     """Show a run's progress, where Snakemake logs to a terminal; return None where it does not.
 
     Also return None with `--quiet`, and for terminals that cannot erase. `count` returns
     `RunProgress.states`.
     """
-    from snakemake.settings.enums import Quietness
-
     quiet = {*(workflow.output_settings.quiet or ())} & {Quietness.PROGRESS, Quietness.ALL}
     # A logger plugin that writes to the terminal may have a progress bar of its own.
     handlers = [each for each in logger.handlers if each.name == "DefaultStreamHandler"]

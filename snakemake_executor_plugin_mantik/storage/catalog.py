@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snakemake_interface_common.logging import get_logger
+
 from ..common.errors import JournalError, JournalLocked, MantikError, SiteError, SiteRejected
 from ..common.humanize import humanize_count
 from ..common.state_directory import STATE
@@ -458,8 +460,6 @@ class Catalog:
 @cache
 def catalog_of(workdir: Path) -> Catalog:
     """Return this process's catalog of the workflow in `workdir`."""
-    from snakemake_interface_common.logging import get_logger
-
     catalog = Catalog(workdir, os.environ, get_logger().info)
     atexit.register(catalog.close)
     return catalog

@@ -23,6 +23,7 @@ from snakemake.sourcecache import (
     SourceFile,
     infer_source_file,
 )
+from snakemake.utils import format as formatted
 
 from ...common.errors import UserError
 from ...config.model import BackendConfig
@@ -202,8 +203,6 @@ def _of_rules(workflow: Any) -> Iterator[str]:
 
 def resolve_source(path: Any, job: Any) -> SourceFile:
     """Return the source that a `script:`, `notebook:` or `cwl:` of a job names."""
-    from snakemake.utils import format as formatted
-
     values = {"wildcards": job.wildcards, "params": job.params}
     if isinstance(path, SourceFile):
         return infer_source_file(path.format(**values), job.rule.basedir)

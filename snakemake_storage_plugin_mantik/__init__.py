@@ -267,11 +267,8 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
 
     def list_candidate_matches(self) -> Iterable[str]:
         prefix = os.path.dirname(get_constant_prefix(home_of(self.query)))
-        found = {
-            os.path.join(folder, name)
-            for folder, _, names in os.walk(prefix or ".")
-            for name in names
-        }
+        folders = os.walk(prefix or ".")
+        found = {os.path.join(folder, name) for folder, _, names in folders for name in names}
         for output in self.provider.catalog.outputs():
             found |= {display_path(path) for path in [output.path, *(f.path for f in output.files)]}
         # `storage.mantik("results/{name}.txt")` has a query without the prefix.

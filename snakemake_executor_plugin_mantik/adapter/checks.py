@@ -44,7 +44,6 @@ STATE_DIRECTORY = "mantik"
 
 _HOUR_S = 3600
 
-
 _Value = TypeVar("_Value")
 
 

@@ -176,7 +176,6 @@ class Interruption:
 
         Without an interactive terminal, return `c`; if the terminal fails, `d`; at the end of its
         input, `g`.
-
         """
         if not os.isatty(0):
             return "c"

@@ -181,12 +181,9 @@ class BoundEntryPoint:
         if parameter.type != "path" or words.paths or parameter.name in self._defaults:
             return words.words
         found = []
+        named = [*things.get("input", ()), *things.get("output", ())]
+        known = {os.path.normpath(str(path)) for path in named}
         for word in words.words:
-            known = {
-                os.path.normpath(str(path))
-                for name in ("input", "output")
-                for path in things.get(name, ())
-            }
             path = word.removeprefix("file://")
             there = os.path.exists(path) or known & {*at_or_above(os.path.normpath(path))}
             if not os.path.isabs(path) and not there:

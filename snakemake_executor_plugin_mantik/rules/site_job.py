@@ -51,7 +51,6 @@ _KINDS: Final = (
     ("is_run", "run:"),
 )
 
-
 OPTION: Final = "--mantik-software-deployment"
 
 ALL_METHODS: Final[tuple[Method, ...]] = (*DeploymentMethod, "venv")

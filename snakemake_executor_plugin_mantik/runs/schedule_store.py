@@ -210,28 +210,12 @@ class ScheduleStore:
                 db.execute(
                     "UPDATE firings SET state = ?, changed = ?,"
                     " told = CASE WHEN told IN ('', ?) THEN ? ELSE told END"
-                    " WHERE schedule = ? AND state = ? AND NOT begun",
-                    (
-                        FiringState.FAILED,
-                        now,
-                        CAUGHT_UP,
-                        NEVER_BEGUN,
-                        schedule.id,
-                        FiringState.FIRING,
-                    ),
+                    " WHERE schedule = ? AND state = 'firing' AND NOT begun",
+                    (FiringState.FAILED, now, CAUGHT_UP, NEVER_BEGUN, schedule.id),
                 )
             for due, state, told in rows:
-                db.execute(
-                    _CLAIM,
-                    {
-                        "schedule": schedule.id,
-                        "due": due,
-                        "state": state,
-                        "told": told,
-                        "key": uuid.uuid4().hex,
-                        "now": now,
-                    },
-                )
+                row = {"schedule": schedule.id, "due": due, "state": state, "told": told}
+                db.execute(_CLAIM, row | {"key": uuid.uuid4().hex, "now": now})
             db.execute(
                 "DELETE FROM firings WHERE schedule = ? AND state != ? AND due <= ("
                 "SELECT due FROM firings WHERE schedule = ? ORDER BY due DESC LIMIT 1 OFFSET ?)",
@@ -284,15 +268,10 @@ class ScheduleStore:
                 (firing.schedule, firing.due, FiringState.MISSED),
             ).fetchone()
             over = give_up or (later and not firing.begun)
+            state = FiringState.FAILED if over else FiringState.FIRING
             db.execute(
                 "UPDATE firings SET state = ?, begun = ?, told = ?, changed = ? WHERE id = ?",
-                (
-                    FiringState.FAILED if over else FiringState.FIRING,
-                    firing.begun,
-                    told,
-                    now,
-                    firing.id,
-                ),
+                (state, firing.begun, told, now, firing.id),
             )
 
     def _change(self, setting: str, firing: Firing, *values: object) -> None:

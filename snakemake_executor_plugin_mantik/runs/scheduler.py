@@ -49,7 +49,6 @@ SCHEDULE: Final = "mantik.schedule"
 DUE: Final = "mantik.schedule.due"
 """Tags of the new runs: the schedule's name, and the due time."""
 
-
 Resubmit = Callable[..., str]
 """Submits a run again: `runs.rerun`."""
 

@@ -124,17 +124,14 @@ _GENERATED = frozenset({"__pycache__", "node_modules", "mlruns", "mlartifacts"})
 _MLFLOW = "mlflow.db"
 """MLflow's own store, which changes with each run; beside it are SQLite's -wal and -shm."""
 
-
 _LOG = (".log", "nohup.out")
 """Endings of the names of logs. `snakemake > run.log` and its like grow during the upload, and
 differ in each run."""
-
 
 MIB = 1 << 20
 
 FILE_BYTES = MIB
 """Size above which files are no sources: larger ones are data, which rules name as inputs."""
-
 
 _PROFILE = re.compile(r"(workflow/)?profiles/[^/]+/(config|profile)(\.v\d+\+)?\.ya?ml")
 """Options of the Snakemake on this machine, addresses and passwords among them. The Snakemake of a

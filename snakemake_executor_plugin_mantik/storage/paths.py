@@ -37,7 +37,6 @@ DATASETS: Final = ".mantik/datasets"
 PROVIDER_MODULE: Final = "snakemake_storage_plugin_mantik"
 """The module of the storage provider."""
 
-
 _DATASET = re.compile(r"([\w.-]+):(/[^/].*)")
 _DATASET_COPY = re.compile(rf"{DATASETS}/[^/]+(?=/)")
 _WILD_SITE = re.compile(r"[^/:]*\{[^/:]*:/")

@@ -95,6 +95,7 @@ def full_job_command(at: SiteJob) -> tuple[str, tuple[Upload, ...], tuple[str, .
         # If jobs fetch themselves, copies on this machine serve only functions that run here.
         if os.path.exists(path) and not jobs_use_storage(workflow):
             found.inputs[os.path.normpath(path)] = None
+    from_git = [source for source in workflow.included if isinstance(source, LocalGitFile)]
     order = {
         "snakemake": __version__,
         "pythons": ["python3", "python", f"{BOOTSTRAPPED}/bin/python"],
@@ -105,13 +106,7 @@ def full_job_command(at: SiteJob) -> tuple[str, tuple[Upload, ...], tuple[str, .
         "output": [str(path) for path in job.output],
         "checkpointed": made,
         "cache": found.cached,
-        "repositories": sorted(
-            {
-                os.path.abspath(source.repo_path)
-                for source in workflow.included
-                if isinstance(source, LocalGitFile)
-            }
-        ),
+        "repositories": sorted({os.path.abspath(source.repo_path) for source in from_git}),
         "copies": _copies(job),
         "beginning": found.place(workflow.workdir_init) if enters_workdir(workflow) else "",
         "arguments": [*nested_options(at.context.deployment), *_arguments(job, found)],

@@ -30,7 +30,6 @@ _TOGETHER: Final = {
 }
 """With only one of them, Snakemake would fetch files that it does not store, or vice versa."""
 
-
 PROVIDER: Final = "mantik"
 """Name of the storage provider whose files stay where they were made."""
 

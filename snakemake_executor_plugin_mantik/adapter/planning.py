@@ -26,15 +26,7 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 from ..common.errors import MantikError, UserError
 from ..config.environment import describe_software
 from ..config.environment_keys import EnvironmentConfig
-from ..engine.forecast import (
-    LOCAL,
-    Forecast,
-    Forecaster,
-    JobPlan,
-    Preview,
-    Total,
-    make_preview,
-)
+from ..engine.forecast import LOCAL, Forecast, Forecaster, JobPlan, Preview, Total, make_preview
 from ..engine.plan import choose_queue, unchecked_resources
 from ..jobs.paths import display_path
 from ..rules import Job, preflight

@@ -33,13 +33,7 @@ from ..journal import Journal, read_undeclared
 from ..rules import preflight
 from ..rules.kinds.groups import Unit, evaluate_anew
 from ..rules.paths.job_paths import command_text
-from ..rules.units import (
-    is_tracked,
-    job_identity,
-    list_members,
-    make_tracked_run,
-    unit_name,
-)
+from ..rules.units import is_tracked, job_identity, list_members, make_tracked_run, unit_name
 from ..sites.base import Site, SiteFacts
 from ..staging import sources
 from ..staging.sources import UNSENT, missed_files

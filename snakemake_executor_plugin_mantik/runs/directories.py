@@ -15,12 +15,7 @@ from ..common.errors import ConfigError, MantikError, Mistake, UserError
 from ..common.locks import is_locked
 from ..common.state_directory import STATE, data_home, make_private, replace_file
 from ..config.model import BackendConfig
-from ..config.reading import (
-    KINDS,
-    check_site_name,
-    parse_backend_config,
-    read_configs,
-)
+from ..config.reading import KINDS, check_site_name, parse_backend_config, read_configs
 from ..journal import JOURNAL_FILE, TryRecord, TryState, read_history
 from ..mlproject.command_line import ContinueOptions
 

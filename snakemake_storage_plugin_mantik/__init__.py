@@ -324,7 +324,6 @@ class DatasetObject(StorageObjectRead):
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset's site, and its path there."""
         found = parse_dataset(self.query)
         assert found is not None
         return found

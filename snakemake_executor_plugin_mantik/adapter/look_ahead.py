@@ -37,8 +37,6 @@ class LookAhead:
     """Walks along the jobs of a run, from those that were requested to those that follow.
 
     Attributes:
-        workflow: Snakemake's.
-        checked: the checked workflow.
         limit: the most jobs to propose that Snakemake has not requested yet.
     """
 

@@ -143,10 +143,7 @@ class RuleContext:
 
 
 def read_context(
-    workflow: Any,
-    sites: Mapping[str, LoadedConfig],
-    workdir: Path,
-    deployment: frozenset[Method],
+    workflow: Any, sites: Mapping[str, LoadedConfig], workdir: Path, deployment: frozenset[Method]
 ) -> RuleContext:
     """Read the options of this run; the other arguments are those of `RuleContext`.
 

@@ -227,7 +227,6 @@ class SiteJob:
 
     @property
     def site(self) -> str:
-        """The name of the site that it is to run at."""
         return self.sites[0]
 
     @property
@@ -242,12 +241,10 @@ class SiteJob:
 
     @property
     def has_site(self) -> bool:
-        """Whether its site is known."""
         return SITE_RESOURCE not in self.later
 
     @property
     def config(self) -> BackendConfig:
-        """The backend config of its site."""
         return self.context.sites[self.site].config
 
     @cached_property

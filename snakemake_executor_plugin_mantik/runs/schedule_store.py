@@ -247,7 +247,6 @@ class ScheduleStore:
         )
 
     def fired(self, firing: Firing, run: str, now: float) -> None:
-        """Record a submitted run."""
         self._change(
             "state = ?, begun = 0, run = ?, told = '', changed = ?",
             firing, FiringState.FIRED, run, now,

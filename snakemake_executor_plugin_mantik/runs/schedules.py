@@ -84,8 +84,7 @@ def _cronsim() -> ModuleType:
         import cronsim
     except ImportError:
         raise UserError(
-            "cronsim is not installed here",
-            do=f"Install it with: {install_command('schedule')}",
+            "cronsim is not installed here", do=f"Install it with: {install_command('schedule')}"
         ) from None
     return cronsim
 

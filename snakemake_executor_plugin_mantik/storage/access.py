@@ -73,14 +73,10 @@ class Access:
         return self._at(place, lambda there: there.at(directory, files))
 
     def remove(self, place: str, path: str) -> None:
-        """Remove a file or directory at a place."""
         self._at(place, lambda there: there.retry(lambda: there.site.remove(path)))
 
     def download(
-        self,
-        place: str,
-        files: Iterable[tuple[str, Path, int, str]],
-        came: Callable[[int], object],
+        self, place: str, files: Iterable[tuple[str, Path, int, str]], came: Callable[[int], object]
     ) -> None:
         """Download files: the path at the place, the local path, the size and the checksum of each.
 

@@ -147,8 +147,7 @@ def script_command(
         log = context.snakemake.log.get("notebook")
         shown = quote_for_job(_absolute(log)) if log is not None else ""
         start = _NOTEBOOK.format(
-            executed=shown or '"$mantik_script"',
-            converted=shown or '"$mantik_own"/executed.ipynb',
+            executed=shown or '"$mantik_script"', converted=shown or '"$mantik_own"/executed.ipynb'
         )
     text = _SCRIPT.format(
         found=" || ".join(f"command -v {program} > /dev/null" for program in language.programs),

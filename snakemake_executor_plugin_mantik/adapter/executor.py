@@ -66,8 +66,7 @@ class SiteExecutor(RemoteExecutor):
         self._failures: dict[JobNumber, Outcome] = {}
         self._named: dict[JobNumber, str] = {}
         self._variables: dict[str, str] | None = None
-        choice = self.workflow.executor_settings.on_interrupt
-        self._interruption = Interruption(choice)
+        self._interruption = Interruption(self.workflow.executor_settings.on_interrupt)
         if (setting := self.workflow.executor_settings.notify) is not None:
             with self._refusing():
                 self._notices = RunNotices(self.workflow, setting, self.logger, self._failures)

@@ -138,8 +138,7 @@ def write_benchmark(job: Any, measured: Path, *, extended: bool) -> None:
         MantikError: the measurements are missing or incomplete, or the file cannot be written.
     """
     try:
-        lines = measured.read_text().splitlines()
-        records = [_record(line) for line in lines]
+        records = [_record(line) for line in measured.read_text().splitlines()]
         for record in records:
             record.rule_name = job.rule.name
             for name in ("jobid", "wildcards", "params", "resources", "input", "threads"):

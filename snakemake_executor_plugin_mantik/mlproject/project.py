@@ -106,8 +106,7 @@ class BoundEntryPoint:
         self._mistakes = []
         for name, value in self._values.items():
             if value.needs <= {"wildcards"}:
-                words = self._resolve(name, value, {"wildcards": wildcards})
-                self._check(name, words.words)
+                self._check(name, self._resolve(name, value, {"wildcards": wildcards}).words)
         self._end()
 
     def outline(self, wildcards: Any) -> dict[str, str]:

@@ -154,8 +154,7 @@ def is_determined(at: SiteJob) -> bool:
     try:
         params = job.params
         if UNKNOWN in str(params):  # perhaps only the node's temporary directory is unknown
-            lists = job.input, job.output
-            params = expand_params(job, lists, format_resources(job))
+            params = expand_params(job, (job.input, job.output), format_resources(job))
         # A script gets all resources, such as the memory that is a default for the sizes of inputs.
         given = dict(job.resources.items()) if job.is_script or job.is_notebook else {}
         given.pop("tmpdir", None)

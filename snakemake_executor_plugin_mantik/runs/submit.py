@@ -241,8 +241,7 @@ def _first_request(asked: SubmitRequest, taken: TakenProject) -> RunRequest:
 @contextmanager
 def _staging() -> Iterator[RunDirectory]:
     """Create the directory of a submission; remove it at the end unless it has become a run's."""
-    runs = make_runs_home()
-    stage = RunDirectory(runs / f"{NEW_PREFIX}{uuid.uuid4().hex}")
+    stage = RunDirectory(make_runs_home() / f"{NEW_PREFIX}{uuid.uuid4().hex}")
     with ExitStack() as held:
         with _writing(stage):
             stage.path.mkdir(mode=0o700)
@@ -341,14 +340,13 @@ def _submitted(
 
 
 def _tags(request: RunRequest, stage: RunDirectory) -> dict[str, str]:
-    project = load(stage.path / request.folder, warn=False)
     found = {
         "mlflow.user": user_name(),
         "mlflow.source.name": request.uri,
         "mlflow.source.type": "PROJECT",
         "mlflow.project.entryPoint": request.entry_point,
         "mlflow.project.backend": "mantik",
-        "mantik.project": project.name,
+        "mantik.project": load(stage.path / request.folder, warn=False).name,
         SITE: request.site,
         "mantik.account": request.account,
         "mantik.again_of": request.again_of,

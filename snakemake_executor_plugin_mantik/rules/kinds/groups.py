@@ -311,8 +311,7 @@ def make_group_request(unit: Unit, *, secrets: Mapping[str, str], forced: bool) 
     group, members, asked, context = unit.job, unit.members, unit.asked, unit.context
     site = unit.site
     if len(members) == 1:
-        one = make_request(members[0], secrets=secrets, forced=forced)
-        return replace(one, number=group.jobid)
+        return replace(make_request(members[0], secrets=secrets, forced=forced), number=group.jobid)
     parts = [_part(unit, member) for member in members]
     files = _Files(unit, parts)
     jobs = tuple(

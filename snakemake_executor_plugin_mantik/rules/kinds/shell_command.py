@@ -221,8 +221,7 @@ def own_tmpdir(job: Job) -> str | None:
     if raw == Resources.DEFAULTS["bare"]["tmpdir"]:
         return None
     if not isinstance(raw, str) or not declared.is_evaluable():
-        expanded = job.rule.expand_resources(job.wildcards_dict, job.input, job.attempt)
-        return str(expanded.tmpdir)
+        return str(job.rule.expand_resources(job.wildcards_dict, job.input, job.attempt).tmpdir)
     # An option: Snakemake would expand variables with the values of this machine.
     value = Resource.cli_evaluator(
         "tmpdir",

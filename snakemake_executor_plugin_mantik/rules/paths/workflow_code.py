@@ -81,8 +81,7 @@ class WorkflowCode:
             self.cached[absolute.get_cache_path()] = place
             return place
         try:
-            local = Path(cache.get_path(source))
-            return self._add_cached(source.get_cache_path(), local)
+            return self._add_cached(source.get_cache_path(), Path(cache.get_path(source)))
         except Exception as error:  # from git, or from the library of any scheme
             raise UserError(
                 f"it cannot be fetched ({error})", where=str(source),

@@ -188,7 +188,7 @@ def get(
     lacking, own, others, here = list[str](), list[str](), list[StoredOutput](), 0
     files = read_files(context, directory) if targets else None
     directory = directory if files is None else files.workdir
-    with closing(Catalog(directory.resolve(), os.environ, say)) as c:
+    with closing(Catalog(directory.resolve(), say)) as c:
         if files is None:
             chosen, names = _chosen(c, paths or []) if not undeclared else ([], [])
             if names or undeclared:

@@ -6,6 +6,7 @@ in runs that need none.
 
 import asyncio
 import fnmatch
+import os
 import posixpath
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -37,15 +38,12 @@ class Access:
     opened.
     """
 
-    def __init__(
-        self, workdir: Path, environ: Mapping[str, str], notify: Callable[[str], None]
-    ) -> None:
+    def __init__(self, workdir: Path, notify: Callable[[str], None]) -> None:
         """Make it for the workflow in `workdir`, whose journal knows the places.
 
-        `environ` holds variables with credentials. `notify` writes a line to the user's log.
+        `notify` writes a line to the user's log.
         """
         self.workdir = workdir
-        self._environ = environ
         self.notify = notify
         self._known_sites: dict[str, SiteRecord] = {}
         self._opening: dict[str, asyncio.Task[Looks]] = {}
@@ -195,7 +193,7 @@ class Access:
                 name = record.site
                 try:
                     loaded = await asyncio.to_thread(find_config, record, name)
-                    account = find_account(name, self._environ)
+                    account = find_account(name, os.environ)
                     site = await open_site_again(name, loaded, self.workdir, account)
                     return Looks(site, place, make_retry(site, self.notify), MOST_DIRECTORIES)
                 except MantikError as error:  # another site may see the same place

@@ -69,16 +69,14 @@ class Catalog:
         access: the places.
     """
 
-    def __init__(
-        self, workdir: Path, environ: Mapping[str, str], notify: Callable[[str], None]
-    ) -> None:
+    def __init__(self, workdir: Path, notify: Callable[[str], None]) -> None:
         self._workdir = workdir
         self._notify = notify
         self._lock = threading.RLock()
         found = _read(workdir / STATE, notify)
         self._lost = set(found.lost)
         self._known = {output.path: output for output in found.outputs}
-        self.access = Access(workdir, environ, notify)
+        self.access = Access(workdir, notify)
         self._listed: dict[tuple[str, str], Mapping[str, Entry] | None] = {}
         # Places that did not answer, and directories of places that were compared with them.
         self._away: set[str] = set()
@@ -460,7 +458,7 @@ class Catalog:
 @cache
 def catalog_of(workdir: Path) -> Catalog:
     """Return this process's catalog of the workflow in `workdir`."""
-    catalog = Catalog(workdir, os.environ, get_logger().info)
+    catalog = Catalog(workdir, get_logger().info)
     atexit.register(catalog.close)
     return catalog
 

@@ -394,7 +394,7 @@ def test_storage_makes_its_requests_with_the_engines_clients(
     sites[tmp_path].fault = asked
     monkeypatch.setattr(access, "open_site_again", lambda *_: pytest.fail("a second client"))
 
-    with closing(access.Access(tmp_path, {}, print)) as there:
+    with closing(access.Access(tmp_path, print)) as there:
         there.use(engine)
         assert [*there.list(at_site.id, "results")] == ["model"]
         there.download(at_site.id, [("results/model", tmp_path / "model", 4, "")], int)

@@ -31,7 +31,7 @@ def test_not_found_is_believed_only_if_the_site_says_it_twice(
     async def reach(place: str) -> Looks:
         return Looks(site, place, make_retry(site, print))
 
-    with closing(Access(tmp_path, {}, print)) as access:
+    with closing(Access(tmp_path, print)) as access:
         monkeypatch.setattr(access, "_reach", reach)
 
         assert [*access.list("place", "results")] == ["model"] * there
@@ -59,6 +59,6 @@ def test_a_place_is_reached_by_any_of_its_sites(
 
     monkeypatch.setattr(access_module, "find_config", lambda record, name: name)
     monkeypatch.setattr(access_module, "open_site_again", opened)
-    with closing(Access(tmp_path, {}, print)) as access:
+    with closing(Access(tmp_path, print)) as access:
         assert [*access.list("place", "results")] == ["model"]
     assert tried == ["aaa", "zzz"]

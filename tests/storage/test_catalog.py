@@ -46,7 +46,7 @@ def test_a_loss_is_written_by_a_run_only(
             change(journal.files)
 
     monkeypatch.setattr(Access, "_reach", reach)
-    with closing(Catalog(tmp_path, {}, print)) as catalog:
+    with closing(Catalog(tmp_path, print)) as catalog:
         assert catalog.find("results/model") is None
         assert catalog.is_lost("results/model")
         if runs:
@@ -71,7 +71,7 @@ def found(
         with closing(Journal(tmp_path / STATE)) as journal:
             journal.files.set_remote_files("place", [MODEL])
             journal.files.set_stored([TRAINED])
-        with closing(Catalog(tmp_path, {}, print)) as catalog:
+        with closing(Catalog(tmp_path, print)) as catalog:
             return catalog.find(TRAINED.path)
 
     return find
@@ -127,7 +127,7 @@ def test_what_an_open_try_uses_is_no_output_any_more_but_stays(
         journal.files.set_stored([OUTPUT])
         said: list[str] = []
         engine = SimpleNamespace(write_files=lambda change: change(journal.files))
-        with closing(Catalog(tmp_path, {}, said.append)) as catalog:
+        with closing(Catalog(tmp_path, said.append)) as catalog:
             catalog.attach(cast(Engine, engine))
             catalog.remove("d")
             assert removed == []

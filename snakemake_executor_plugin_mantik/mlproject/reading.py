@@ -115,7 +115,7 @@ class _Reader:
     def read(self, content: bytes) -> tuple[str, dict[str, EntryPoint], ProjectEnvironment | None]:
         try:
             root = _document(content)
-        except _UnreadableError as error:
+        except ValueError as error:
             raise ConfigError([Mistake(self._file, "", str(error))]) from None
         entries = self._mapping(root, "")
         self._warn_of_unknown(entries, "", _KEYS)
@@ -261,29 +261,26 @@ class _Reader:
             self._warn(entries[key], f"{at}{key}", f"is unknown to MLflow{hint}")
 
 
-class _UnreadableError(ValueError):
-    """The document cannot be read at all; the message gives the reason, often the position."""
-
-
 def _document(content: bytes) -> yaml.Node:
+    """Return the document, or raise ValueError with the reason that it cannot be read at all."""
     if len(content) > MAX_BYTES:
-        raise _UnreadableError(f"is larger than {MAX_BYTES >> 10} KiB")
+        raise ValueError(f"is larger than {MAX_BYTES >> 10} KiB")
     try:
         root = yaml.compose(content.decode(), Loader=yaml.SafeLoader)
     except UnicodeDecodeError as error:
-        raise _UnreadableError(f"is not UTF-8 (byte {error.start + 1})") from None
+        raise ValueError(f"is not UTF-8 (byte {error.start + 1})") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         problem = " ".join(str(error.problem or error.context or "syntax error").split())
-        raise _UnreadableError(f"is not well-formed YAML: {problem}{place}") from None
+        raise ValueError(f"is not well-formed YAML: {problem}{place}") from None
     except (yaml.YAMLError, *_READ_ERRORS) as error:
         problem = " ".join(str(error).split())[:200]
-        raise _UnreadableError(f"is not well-formed YAML: {problem}") from None
+        raise ValueError(f"is not well-formed YAML: {problem}") from None
     if root is None:
-        raise _UnreadableError("is empty; it has to hold a mapping with entry_points")
+        raise ValueError("is empty; it has to hold a mapping with entry_points")
     if _size(root) > _MAX_VALUES:
-        raise _UnreadableError(f"holds more than {_MAX_VALUES} values")
+        raise ValueError(f"holds more than {_MAX_VALUES} values")
     return root
 
 

@@ -14,7 +14,6 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Final, Protocol
@@ -107,21 +106,11 @@ NOTHING: Final[Matching] = _Always(False)
 EVERYTHING: Final[Matching] = _Always(True)
 
 
-class Named(Enum):
-    """How the user has named a file that is to be uploaded."""
-
-    ITSELF = auto()
-    DIRECTORY = auto()
-    """A directory that contains it."""
-    NOT = auto()
-    """Not at all: it is a source."""
-
-
 class SecretFiles:
     """Decides which files must not leave this machine, whatever they are uploaded for.
 
     A credential's file and its copies never do. What looks like a secret does not, either, unless
-    `include` matches it. How much is a sign depends on how the user has named a file (`Named`):
+    `include` matches it. How much is a sign depends on how the user has named a file:
 
     - the content, always;
     - its name, unless the user has named the file itself;
@@ -133,19 +122,19 @@ class SecretFiles:
         self.credentials = CredentialFiles(os.environ)
 
     def suspicion(
-        self, path: str, local: str, status: os.stat_result, named: Named, root: str = ""
+        self, path: str, local: str, status: os.stat_result, *, itself: bool = False, root: str = ""
     ) -> str:
         """Return why a file may hold a secret, in a few words; empty if it does not look so.
 
-        `path` is what `include` may match, `status` that of a link's target, `root` the directory
-        of the sources, links resolved.
+        `path` is what `include` may match, `status` that of a link's target. The user has named the
+        file `itself`, or a directory with it; or it is a source below `root`, links resolved.
         """
         if _is_included(self._include, path):
             return ""
-        if named is not Named.ITSELF:
+        if not itself:
             target = PurePath(os.path.realpath(local))
             parts = target.parts
-            if named is Named.NOT:
+            if root:
                 if not target.is_relative_to(root):
                     return "a link out of the directory"
                 parts = target.relative_to(root).parts
@@ -155,7 +144,7 @@ class SecretFiles:
                 return "named like a secret"
         # If the umask closes every new file, the mode proves nothing.
         closed = not status.st_mode & 0o077 and read_umask() & 0o077 != 0o077
-        if named is Named.NOT and closed:
+        if root and closed:
             return f"closed to others, mode {stat.S_IMODE(status.st_mode):04o}"
         at = status.st_dev, status.st_ino
         return _content(local, (*at, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
@@ -169,12 +158,11 @@ class SecretFiles:
         found: dict[str, str] = {}
         with suppress(UserError):  # it is refused when it is uploaded
             for at, here, status in walk(Path(local), path, lenient=True):
-                named = Named.ITSELF if at == path else Named.DIRECTORY
                 if stat.S_ISDIR(status.st_mode):
                     continue
                 if whose := self.credentials.why(str(here), status):
                     found[at] = f"a credential, {whose}, which is never uploaded"
-                elif why := self.suspicion(at, str(here), status, named):
+                elif why := self.suspicion(at, str(here), status, itself=at == path):
                     found[at] = why
         return _named(found)
 
@@ -275,7 +263,7 @@ class Withheld:
         if whose := self._files.credentials.why(local, status):
             self._never[path] = whose
             return f"it holds a credential ({whose})"
-        if why := self._files.suspicion(path, local, status, Named.NOT, self._root):
+        if why := self._files.suspicion(path, local, status, root=self._root):
             self._secret[path] = why
             return f"it may hold a secret ({why})"
         return ""

@@ -40,10 +40,6 @@ class _ShorterError(TransferError):
     """The site itself reports that a file is shorter than the one that the job made."""
 
 
-class _OtherError(TransferError):
-    """A file has the right size but another content."""
-
-
 async def read_file(
     site: Site, path: str, limit: int = 64 << 20, *, size: int | None = None
 ) -> bytes:
@@ -111,7 +107,7 @@ async def download_file(
                 return
             others.append(found)
         target.unlink()  # none of it can be trusted
-        raise _OtherError(
+        raise TransferError(
             "the file is not what the job made (its checksum differs)",
             where=f"site {site.name}, file {path}",
             do="It was changed at the site or during the download",
@@ -121,7 +117,7 @@ async def download_file(
         await repeat(attempt)
     except _ShorterError as error:
         raise OutputsLost(error.what, where=error.where, do=error.do) from error
-    except _OtherError as error:
+    except TransferError as error:
         if len(others) > 1 and len(set(others)) == 1:
             do = "Something replaced it at the site; run the rule again"
             raise OutputsLost(error.what, where=error.where, do=do) from error

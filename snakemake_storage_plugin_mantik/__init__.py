@@ -294,13 +294,10 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
         A link there could lead to files of the user's own.
         """
         copy, prefix = self.local_path(), self.provider.local_prefix
-        if copy == prefix or not copy.is_relative_to(prefix):
-            return
-        for above in copy.parents:
-            if above == prefix:
-                return
-            if above.is_symlink() or above.is_file():
-                above.unlink()
+        if copy.is_relative_to(prefix):
+            for below in copy.relative_to(prefix).parents[:-1]:
+                if (above := prefix / below).is_symlink() or above.is_file():
+                    above.unlink()
 
     def _stored(self) -> "StoredOutput | None":
         return self.provider.catalog.find(self._path)

@@ -311,13 +311,11 @@ def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T
 
         def __init__(self, workflow: Any, logger: Any) -> None:
             try:
-                found.append(look(workflow, settings, logger))
+                raise _Ended(look(workflow, settings, logger))
             except MantikError as error:
                 # For other errors Snakemake would show the lines of code that raised them.
                 raise ApiError(str(error)) from None
-            raise _Ended
 
-    found: list[_T] = []
     verbose = False
     registry = ExecutorPluginRegistry()
     usual = registry.plugins["dryrun"]
@@ -331,8 +329,8 @@ def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T
         logger.addFilter(only_trouble)
         try:
             cli.args_to_api(args, parser)
-        except _Ended:
-            return found[0]
+        except _Ended as end:
+            return end.args[0]  # type: ignore[no-any-return]
         finally:
             logger.removeFilter(only_trouble)
             registry.plugins["dryrun"] = usual

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..common.errors import UserError
 from ..common.state_directory import change_mode, read_umask
 from ..jobs.paths import local_path
-from ..journal import TIMESTAMP, StoredOutput, is_checksum
+from ..journal import TIMESTAMP, FileRecord, StoredOutput, is_checksum
 from ..sites.base import is_rest_safe
 from ..staging.local import sha256_of
 from ..staging.transfers import SUFFIX, remove_path
@@ -128,16 +128,15 @@ def _link(file: Path, target: Path) -> None:
 def is_here(output: StoredOutput, workdir: Path) -> bool:
     """Check whether a stored output is on this machine, too, where its rule names it."""
     home = local_path(output.path, workdir)
-    for file in output.files:
+
+    def same(file: FileRecord) -> bool:
         path = Path(f"{home}{file.path.removeprefix(output.path)}")
         if not file.sha256:
-            same = path.is_dir()
-        else:
-            same = path.is_file() and path.stat().st_size == file.size
-            same = same and sha256_of(path) == file.sha256
-        if not same:
-            return False
-    return True
+            return path.is_dir()
+        alike = path.is_file() and path.stat().st_size == file.size
+        return alike and sha256_of(path) == file.sha256
+
+    return all(map(same, output.files))
 
 
 def copy_by_link(source: Path, target: Path) -> None:

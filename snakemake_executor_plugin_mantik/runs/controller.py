@@ -66,12 +66,10 @@ def settle_run(directory: RunDirectory) -> None:
 def _tracked(directory: RunDirectory) -> tuple[bool, bool]:
     """Return whether the log holds unpublished events, and whether the end is published."""
     workdir = directory.workdir
-    if not (workdir / STATE / JOURNAL_FILE).exists():
-        return False, False
-    try:
-        return count_unpublished(workdir) > 0, is_reported(workdir, directory.request.run_id)
-    except sqlite3.Error:
-        return False, False
+    if (workdir / STATE / JOURNAL_FILE).exists():
+        with suppress(sqlite3.Error):
+            return count_unpublished(workdir) > 0, is_reported(workdir, directory.request.run_id)
+    return False, False
 
 
 MODULE: Final = "snakemake_executor_plugin_mantik.runs.controller"

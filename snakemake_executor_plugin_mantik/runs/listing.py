@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -302,10 +303,8 @@ def parse_since(text: str) -> float:
     Raises:
         UserError: the text is neither.
     """
-    try:
+    with suppress(ValueError):
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        pass
     try:
         return time.time() - parse_duration(text)
     except ValueError as error:

@@ -70,13 +70,15 @@ def take_project(
         return _from_git(where, version, sub, directory, where)
     if version or (git.is_repository(folder) and not (folder / ".git").exists()):
         top, below = _top(folder)
-        inside = os.path.normpath(os.path.join(below, sub)) if below or sub else ""
+        inside = os.path.normpath(os.path.join(below, sub))
         return _from_git(str(top), version, "" if inside == "." else inside, directory, where)
     origin = _inside(folder, sub, uri)
     target = directory.project(origin.resolve().name)
     with _file_errors(origin):
         include = Include(config.site.include)
-        _copy_sources(origin, target, Exclude(config.exclude), _leave(origin), include=include)
+        # Results of the folder's runs, and run directories, are never copied.
+        leave = {RESULTS, os.path.relpath(runs_home().resolve(), origin.resolve())}
+        _copy_sources(origin, target, Exclude(config.exclude), leave, include=include)
         for path in _named(origin, config):
             if not (target / path).exists():
                 _copy_file(origin / path, target / path)
@@ -254,13 +256,6 @@ def _leading_out(project: Path, run: Path) -> Iterator[str]:
 def _versioned(folder: Path) -> dict[str, str]:
     """Return the git tags of a folder now: `git_tags` caches, and this process may submit often."""
     return dict(git_tags.__wrapped__(folder))
-
-
-def _leave(origin: Path) -> set[str]:
-    """Return paths that are never copied: results of the folder's runs, and run directories."""
-    runs = runs_home().resolve()
-    inside = runs.is_relative_to(origin.resolve())
-    return {RESULTS, *([str(runs.relative_to(origin.resolve()))] if inside else [])}
 
 
 def _named(origin: Path, config: BackendConfig) -> Iterator[str]:

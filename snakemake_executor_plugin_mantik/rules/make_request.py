@@ -154,7 +154,7 @@ def make_payload(at: SiteJob, iteration: int | None = None) -> Payload:
         refuse_secret_code(at, payload)
     else:
         payload = wrap_deployment(_thin(at, iteration), at)
-        payload = shadow_payload(payload, at.job, iteration, also=payload.inputs)
+        payload = shadow_payload(payload, at.job, iteration)
     if at.context.precommand:
         # As in Snakemake's own job scripts, a failure of the precommand ends the job.
         before = f"{{ {at.context.precommand}\n}} || exit\n"
@@ -284,13 +284,10 @@ def _list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
             yield OutputFile(path=place, kind="log")
 
 
-def shadow_payload(
-    payload: Payload, job: Job, iteration: int | None, also: tuple[str, ...] = ()
-) -> Payload:
+def shadow_payload(payload: Payload, job: Job, iteration: int | None) -> Payload:
     """Wrap the payload in its job's shadow directory, if the rule has a `shadow:`.
 
-    All repetitions (`iteration`) of a benchmark share the directory. `also` lists files of the
-    workflow's directory that the command reads in addition to its inputs.
+    All repetitions (`iteration`) of a benchmark share the directory.
     """
     if job.rule.shadow_depth is None:
         return payload
@@ -303,7 +300,7 @@ def shadow_payload(
         inputs=_relative(job.input),
         outputs=_relative(job.output),
         logs=_relative(job.log),
-        also=also,
+        also=payload.inputs,
         storage_link=find_storage_link(job),
         first=not iteration,
         last=iteration is None or iteration + 1 == job.benchmark_repeats,

@@ -306,7 +306,7 @@ def _clone(source: Path, target: Path) -> bool:
 
 
 def _copy_sources(
-    source: Path, target: Path, exclude: Exclude, leave: Container[str] = (), *, include: Matching
+    source: Path, target: Path, exclude: Exclude, leave: Container[str], *, include: Matching
 ) -> None:
     """Copy the files of a project that may be uploaded for a job, whatever their size.
 

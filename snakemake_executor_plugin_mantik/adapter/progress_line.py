@@ -137,10 +137,9 @@ class BottomLine:
 
     def _is_ours(self) -> bool:
         """Return whether this process is in the foreground, so that nobody else writes there."""
-        try:
+        with suppress(OSError, ValueError):
             return os.tcgetpgrp(self._terminal.fileno()) == os.getpgrp()
-        except (OSError, ValueError):
-            return False
+        return False
 
 
 class _Wrapped:
@@ -164,10 +163,9 @@ class _Wrapped:
 
 
 def _is_terminal(stream: Any) -> bool:
-    try:
+    with suppress(AttributeError, ValueError):
         return bool(stream.isatty())
-    except (AttributeError, ValueError):
-        return False
+    return False
 
 
 _VERBS: Final = {

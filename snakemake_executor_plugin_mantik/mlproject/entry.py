@@ -5,6 +5,7 @@ import re
 import shlex
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
@@ -176,18 +177,16 @@ def unsendable_characters(text: str) -> str:
 
 
 def _scheme(text: str) -> str:
-    try:
+    with suppress(ValueError):
         return urlsplit(text).scheme
-    except ValueError:
-        return ""
+    return ""
 
 
 def _is_number(text: str, kind: type[int] | type[float]) -> bool:
-    try:
+    with suppress(ValueError):
         kind(text)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 _FIELD: Final = "\0"

@@ -213,7 +213,6 @@ class Processes:
 
 def _there() -> str:
     """Return a directory to start a process in: a scheduler may outlive its own."""
-    try:
+    with suppress(FileNotFoundError):
         return os.getcwd()
-    except FileNotFoundError:
-        return "/"
+    return "/"

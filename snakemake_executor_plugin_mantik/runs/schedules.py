@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
@@ -310,12 +311,11 @@ def _find_zone(name: str) -> ZoneInfo:
 
 def _local_zone() -> str:
     """Return the machine's time zone, or UTC if it cannot be determined."""
-    try:
+    with suppress(ImportError, LookupError, ValueError, OSError):
         from tzlocal import get_localzone_name
 
         return str(get_localzone_name() or "UTC")
-    except (ImportError, LookupError, ValueError, OSError):
-        return "UTC"
+    return "UTC"
 
 
 def _day(text: str, today: date) -> date | None:

@@ -4,7 +4,6 @@ import os
 import shlex
 from dataclasses import replace
 
-from snakemake.common.tbdstring import TBDString
 from snakemake.iocontainers import Namedlist, ResourceList, Snakemake
 from snakemake.sourcecache import LocalSourceFile
 from snakemake_interface_common.exceptions import WorkflowError
@@ -14,7 +13,7 @@ from ...config.model import BackendConfig
 from ...engine.request import Upload
 from ...jobs.paths import WORK, script_path
 from .. import Job
-from ..paths.job_paths import JobPaths
+from ..paths.job_paths import UNKNOWN, JobPaths
 from ..paths.path_rewriting import rewrite_paths, upload_named_files
 from ..site_job import SiteJob
 from .languages import (
@@ -214,9 +213,8 @@ def _script_context(
 
 
 def _see_determined(job: Job) -> None:
-    unknown = str(TBDString())
     for name, value in job.params._allitems():
-        if unknown in str(value):
+        if UNKNOWN in str(value):
             which = f"the parameter {name}" if name else "a parameter"
             raise UserError(
                 f"{which} is still to be determined (<TBD>)",

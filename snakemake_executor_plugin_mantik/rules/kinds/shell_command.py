@@ -20,7 +20,6 @@ from itertools import pairwise
 from types import CodeType, FunctionType
 from typing import Any
 
-from snakemake.common.tbdstring import TBDString
 from snakemake.io import is_callable, is_flagged
 from snakemake.iocontainers import ResourceList
 from snakemake.resources import Resource, Resources
@@ -29,7 +28,7 @@ from snakemake.shell import shell
 from ...common.errors import UserError
 from ...jobs.script import PART_BYTES
 from .. import Job
-from ..paths.job_paths import JobPaths
+from ..paths.job_paths import UNKNOWN, JobPaths
 from ..paths.path_rewriting import rewrite_paths
 
 
@@ -135,7 +134,7 @@ def shell_command(job: Job, places: JobPaths, iteration: int | None = None) -> s
     given = {**own, **others, "jobid": job.jobid}
     declared = ":" if rule.shellcmd is None else _declared(job, given)
     text: str = job.format_wildcards(declared, **(names | own))
-    if str(TBDString()) in text and str(TBDString()) not in declared:
+    if UNKNOWN in text and UNKNOWN not in declared:
         raise UserError(
             "a value in the shell command is still to be determined (<TBD>)",
             where=f"rule {rule.name}",

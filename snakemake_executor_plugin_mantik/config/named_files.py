@@ -221,12 +221,13 @@ class _Follower:
 
     def follow(self, text: str, path: str) -> None:
         for line in _lines(text):
-            if (included := _FILE_OPTION.fullmatch(line)) is not None:
+            plain = _EDITABLE.sub("", line, count=1)
+            if included := _FILE_OPTION.fullmatch(line):
                 name = _plain(included["path"])
                 if "://" not in name:
                     place = posixpath.join(posixpath.dirname(path), name)
                     self.read(_inside(place, path), path)
-            elif (package := _local(_EDITABLE.sub("", line, count=1))) is not None:
+            elif package := _LOCAL.fullmatch(plain) or _PLAIN_LOCAL.fullmatch(plain):
                 given = package["path"].strip()
                 place = _inside(given, path)
                 if (self.project / place).is_dir():
@@ -238,10 +239,6 @@ class _Follower:
                         f"the package {given!r} of {path!r} was not found; it is relative to the"
                         f" project folder {self.project}"
                     )
-
-
-def _local(line: str) -> re.Match[str] | None:
-    return _LOCAL.fullmatch(line) or _PLAIN_LOCAL.fullmatch(line)
 
 
 def _lines(text: str) -> Iterator[str]:

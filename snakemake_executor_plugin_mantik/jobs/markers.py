@@ -162,7 +162,8 @@ def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
     if not content or content.startswith(_CLAIM):
         return Marker(exit_code=exit_code, bare=True)
     members = _members(content)
-    meta = _meta(_member(members, "meta"))
+    lines = _text(_member(members, "meta")).split("\n")
+    meta = {key: value for key, _, value in (line.partition("=") for line in lines)}
     if meta.get("version") != "1":
         raise _invalid(f"it has the unknown version {meta.get('version')!r}")
     if meta.get("try") != try_id or meta.get("exit_code") != str(exit_code):
@@ -240,11 +241,6 @@ def _member(members: Mapping[str, bytes], name: str) -> bytes:
     if name not in members:
         raise _invalid(f"it lacks {name!r}")
     return members[name]
-
-
-def _meta(data: bytes) -> dict[str, str]:
-    lines = _text(data).split("\n")
-    return {key: value for key, _, value in (line.partition("=") for line in lines) if key}
 
 
 def _entries(data: bytes) -> tuple[OutputEntry, ...]:

@@ -268,8 +268,9 @@ def slurm_directives(resources: Resources, name: str) -> tuple[str, ...]:
                 do="Add gpu=<number over all nodes>, or remove gpu_model",
             )
         gpus = f"{resources.gpu_model}:{gpus}"
+    name = re.sub(r"[^A-Za-z0-9_.=:+-]+", "_", name).strip("_")
     options: list[tuple[str, str | int | None]] = [
-        ("job-name", _job_name(name)),
+        ("job-name", name[:JOB_NAME_LENGTH] or "mantik"),
         ("partition", resources.queue),
         ("account", resources.account),
         ("qos", resources.qos),
@@ -286,7 +287,7 @@ def slurm_directives(resources: Resources, name: str) -> tuple[str, ...]:
         ("nodelist", resources.nodelist),
         ("exclude", resources.exclude),
     ]
-    words = _words([(f"--{name}=", value) for name, value in options])
+    words = _words((f"--{option}=", value) for option, value in options)
     return (*words, *(resources.extra or "").split(), "--no-requeue")
 
 
@@ -521,10 +522,6 @@ def _conflict(values: Mapping[str, object], how: str = "contradict each other") 
 def refuse_resource(name: str, value: object, why: str, do: str) -> UserError:
     """Return the error for a resource of a rule that has this value."""
     return UserError(f"the resource {name}={value!r} {why}", do=do)
-
-
-def _job_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.=:+-]+", "_", name).strip("_")[:JOB_NAME_LENGTH] or "mantik"
 
 
 def _clock(seconds: int | None, *, days: bool = False) -> str | None:

@@ -145,7 +145,6 @@ class Connection(ABC):
                 max_keepalive_connections=self.max_concurrency,
                 keepalive_expiry=self.idle_s,
             ),
-            event_hooks={"request": [self._count]},
         )
 
     @abstractmethod
@@ -280,6 +279,7 @@ class Connection(ABC):
     ) -> httpx.Response:
         """Make one request; a streamed answer has no body yet if it is a success."""
         request = self._client.build_request(method, url, headers=headers, **arguments)
+        self.requests[request.extensions["kind"]] += 1
         response = await self._client.send(request, stream=True)
         try:
             if not stream or not response.is_success:
@@ -348,9 +348,6 @@ class Connection(ABC):
             yield
         except (*MALFORMED, AttributeError) as error:
             raise self.nonsense(path) from error
-
-    async def _count(self, request: httpx.Request) -> None:
-        self.requests[request.extensions.get("kind", "other")] += 1
 
     def _look(self, response: httpx.Response) -> None:
         self.clock = server_time(response)

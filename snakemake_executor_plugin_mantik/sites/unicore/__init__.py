@@ -30,8 +30,8 @@ class UnicoreSite(UnicoreFiles):
 
     async def open(self, *, make: bool = True) -> SiteFacts:
         server, user = await read_base(self._connection)
-        (limits, known), (storage, below, root) = await asyncio.gather(
-            read_queues(self._connection),
+        queues, (storage, below, root) = await asyncio.gather(
+            _of_factories(self._connection, "resources"),
             locate_workspace(
                 self._connection,
                 name=self._workspace_name,
@@ -39,11 +39,13 @@ class UnicoreSite(UnicoreFiles):
                 storage=self._settings.storage,
             ),
         )
+        known = {queue: frozenset(ranges) for queue, ranges in queues.items()}
         self._opened = UnicoreOpened(workspace_below(below), storage, server, known)
         if make:
             await self.make_workspace()
         return SiteFacts(
-            workspace_below(root), server, user, limits,
+            workspace_below(root), server, user,
+            {queue: queue_limits(ranges) for queue, ranges in queues.items()},
             orders_jobs=self._settings.scheduler != "none",
         )  # fmt: skip
 
@@ -82,18 +84,6 @@ async def read_base(connection: UnicoreConnection) -> tuple[str, str]:
         where=connection.where,
         do="Check the credentials, and whether this account may use the site",
     )
-
-
-async def read_queues(
-    connection: UnicoreConnection,
-) -> tuple[dict[str, QueueLimits], dict[str, frozenset[str]]]:
-    """Read the limits of all queues, and the names of the resources that each supports.
-
-    Empty where a server does not report them.
-    """
-    queues = await _of_factories(connection, "resources")
-    limits = {queue: queue_limits(ranges) for queue, ranges in queues.items()}
-    return limits, {queue: frozenset(ranges) for queue, ranges in queues.items()}
 
 
 async def _of_factories(connection: UnicoreConnection, field: str) -> dict[str, Mapping[str, Any]]:

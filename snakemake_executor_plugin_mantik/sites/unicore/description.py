@@ -29,9 +29,6 @@ _LARGEST_BATCH_FILE: Final = 1 << 20
 """Maximum bytes of script in a batch file. Slurm accepts 4 MiB by default (`max_script_size`), and
 its controller keeps them."""
 
-_PBS_DIRECTORY: Final = ('cd "$PBS_O_WORKDIR" || exit',)
-"""PBS starts jobs in the home directory."""
-
 OWN_PATH: Final = (
     "# The TSI's Python modules (Log, Server, Utils, ...) are none of the job's.",
     'if [ -n "${PYTHONPATH-}" ]; then',
@@ -72,25 +69,23 @@ def batch_file(submission: Submission, scheduler: Literal["slurm", "pbs"], *, wh
 
     With `whole` the file also holds the job's script, for when UNICORE's script runs it.
     """
-    directory = _PBS_DIRECTORY if scheduler == "pbs" else ()
-    script = _script(submission) if whole else ()
-    lines = [*batch_directives(submission, scheduler), *OWN_PATH, *script, *directory, *_HOLD]
-    return "\n".join([*lines, ""])
-
-
-def _script(submission: Submission) -> list[str]:
-    """Make the part that UNICORE's script runs, by the file's own name; a scheduler renames it."""
-    end = f"mantik-{submission.tag}"
-    shell = "/bin/bash -l" if submission.login_shell else "/bin/bash"
-    return [
-        f'if [ "$0" = {BATCH_FILE} ]; then',
-        # Under another name until it is complete: half a script must not run.
-        f"cat > {SCRIPT}.new <<'{end}' && mv {SCRIPT}.new {SCRIPT} && exec {shell} {SCRIPT}",
-        submission.script.removesuffix("\n"),
-        end,
-        "exit 1",
-        "fi",
-    ]
+    lines = [*batch_directives(submission, scheduler), *OWN_PATH]
+    if whole:
+        end = f"mantik-{submission.tag}"
+        shell = "/bin/bash -l" if submission.login_shell else "/bin/bash"
+        lines += [
+            # UNICORE's script runs this by the file's own name; a scheduler renames it.
+            f'if [ "$0" = {BATCH_FILE} ]; then',
+            # Under another name until it is complete: half a script must not run.
+            f"cat > {SCRIPT}.new <<'{end}' && mv {SCRIPT}.new {SCRIPT} && exec {shell} {SCRIPT}",
+            submission.script.removesuffix("\n"),
+            end,
+            "exit 1",
+            "fi",
+        ]
+    if scheduler == "pbs":
+        lines.append('cd "$PBS_O_WORKDIR" || exit')  # PBS starts jobs in the home directory
+    return "\n".join([*lines, *_HOLD, ""])
 
 
 def fits_description(script: str) -> bool:
@@ -163,7 +158,7 @@ def job_description(
     whole = scheduler != "none" and fits_description(submission.script)
     shell = ["-l"] if submission.login_shell and not whole else []
     description: dict[str, Any] = {
-        "Name": _readable(submission.name),
+        "Name": "".join(c if c.isprintable() else " " for c in submission.name)[:_LONGEST_NAME],
         "Tags": [submission.tag, _COMMON_TAG],
         "Executable": "/bin/bash",
         "Arguments": [*shell, BATCH_FILE if whole else SCRIPT],
@@ -214,10 +209,6 @@ def lost_resources(resources: Resources, server: str) -> list[str]:
 
 def _inline(name: str, data: str) -> dict[str, str]:
     return {"From": f"inline://{name}", "To": name, "Data": data}
-
-
-def _readable(name: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in name)[:_LONGEST_NAME]
 
 
 def _resources(resources: Resources, known: Collection[str] | None) -> dict[str, str]:

@@ -107,15 +107,11 @@ def _character(pattern: str, at: int) -> tuple[str, int]:
 
 def _class(pattern: str, at: int) -> str | None:
     """Return the name of the class that starts at `at`; None if none does."""
-    if not pattern.startswith("[:", at):
-        return None
     end = pattern.find("]", at + 2)
-    if end < 0:
-        raise _InvalidSetError
     inside = pattern[at + 2 : end]
-    if not inside.endswith(":"):
+    if not pattern.startswith("[:", at) or (end >= 0 and not inside.endswith(":")):
         return None
-    if inside[:-1] not in _CLASSES:
+    if end < 0 or inside[:-1] not in _CLASSES:
         raise _InvalidSetError
     return inside[:-1]
 

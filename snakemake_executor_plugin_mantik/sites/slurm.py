@@ -227,7 +227,5 @@ def memory_message(output: str) -> str:
     Slurm's state need not show it: Slurm kills one process after the other, and the batch script
     may end by itself after its command was killed (COMPLETED, exit code 0).
     """
-    for line in output.splitlines():
-        if _MEMORY_TEXTS.search(line):
-            return " ".join(line.split())[:_LONGEST_WORDS]
-    return ""
+    told = filter(_MEMORY_TEXTS.search, output.splitlines())
+    return " ".join(next(told, "").split())[:_LONGEST_WORDS]

@@ -253,11 +253,12 @@ def _chosen(file_systems: Sequence[FileSystem], storage: str | None) -> FileSyst
             if wanted in (found.kind.lower(), found.path.lower(), found.path.lower().strip("/")):
                 return found
         return None
-    for kind in _PREFERRED:
-        of_kind = [found for found in file_systems if found.kind.lower() == kind]
-        if of_kind:
-            return next((found for found in of_kind if found.default), of_kind[0])
-    return next((found for found in file_systems if found.default), next(iter(file_systems), None))
+    ranks = {kind: rank for rank, kind in enumerate(_PREFERRED)}
+    return min(
+        file_systems,
+        key=lambda each: (ranks.get(each.kind.lower(), len(ranks)), not each.default),
+        default=None,
+    )
 
 
 def _no_storage(what: str, where: str, file_systems: Sequence[FileSystem]) -> SiteRejected:

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final
 
@@ -37,8 +38,11 @@ _KILL_SIGNAL: Final = 9
 
 _PBS_SIGNALLED: Final = 256
 """PBS's exit status of a job that a signal ended is this plus the signal's number."""
-_PBS_TIME_LIMIT: Final = frozenset((-29, -28))
-_PBS_OUT_OF_MEMORY: Final = frozenset((-27, -26))
+_PBS_ENDS: Final = {
+    0: Reason.SUCCESS,
+    **dict.fromkeys((-29, -28), Reason.TIME_LIMIT),
+    **dict.fromkeys((-27, -26), Reason.OUT_OF_MEMORY),
+}
 
 
 def firecrest_state(job: Mapping[str, Any]) -> JobState:
@@ -99,16 +103,11 @@ def _slurm_reason(
 
 def _pbs_reason(code: int | None) -> tuple[Reason, int | None]:
     """Return why PBS ended a job, and the signal if any (`Exit_status` in `qstat`'s manual)."""
-    if code is None or code == 0:
-        return (Reason.UNKNOWN if code is None else Reason.SUCCESS), None
-    if code in _PBS_TIME_LIMIT:
-        return Reason.TIME_LIMIT, None
-    if code in _PBS_OUT_OF_MEMORY:
-        return Reason.OUT_OF_MEMORY, None
-    if code < 0:
-        return Reason.LAUNCH_FAILURE, None
+    if code is None:
+        return Reason.UNKNOWN, None
     if code < _PBS_SIGNALLED:
-        return Reason.EXIT_CODE, None
+        other = Reason.LAUNCH_FAILURE if code < 0 else Reason.EXIT_CODE
+        return _PBS_ENDS.get(code, other), None
     signal = code - _PBS_SIGNALLED
     return (Reason.CANCELLED if signal == 15 else Reason.UNKNOWN), signal
 
@@ -207,7 +206,7 @@ class FirecrestJobs(RestSite[FirecrestConnection, FirecrestOpened]):
         # Otherwise every list has all jobs of the user: PBS lists all, and the server filters.
         system = self._open.system
         filters = system.scheduler == "slurm" and system.lists_by_time
-        lists = list(name_lists(names))
+        lists = name_lists(names)
         if not filters or (len(lists) > _FEW_LISTS and not self._too_many):
             try:
                 return list((await self._list("find", _FIND_WINDOW)).values())
@@ -353,13 +352,9 @@ class FirecrestJobs(RestSite[FirecrestConnection, FirecrestOpened]):
             return str(transfer["transferJob"]["jobId"])
 
 
-def name_lists(names: Iterable[str]) -> Iterator[str]:
-    """Join names with commas, as many in each text as one list accepts."""
-    text = ""
-    for name in names:
-        if text and len(text) + 1 + len(name) > _NAMES_LENGTH:
-            yield text
-            text = ""
-        text = f"{text},{name}" if text else name
-    if text:
-        yield text
+def name_lists(names: Iterable[str]) -> list[str]:
+    """Join names, which have no blanks, with commas, as many in each text as one list accepts."""
+    lines = textwrap.wrap(
+        " ".join(names), _NAMES_LENGTH, break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace(" ", ",") for line in lines]

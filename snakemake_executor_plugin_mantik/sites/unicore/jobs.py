@@ -79,7 +79,6 @@ _DETAILS: Final = (
 """Fields of `scontrol show job`."""
 _LOGGED_DETAILS: Final = "Detailed job information from batch system:"
 _REJECTION: Final = re.compile(r"Could not submit job: (?P<text>.*)", re.DOTALL)
-_UNICORE_DATE: Final = re.compile(r"^\w{3} \w{3} \d+ [\d:]+ \S+ \d{4}: ")
 
 
 def unicore_state(properties: Mapping[str, Any]) -> JobState:
@@ -107,8 +106,7 @@ def unicore_state(properties: Mapping[str, Any]) -> JobState:
 def rejection_message(log: list[Any]) -> str:
     """Return the scheduler's words if the job's log shows that it refused the job, else empty."""
     for line in reversed(log):
-        text = _UNICORE_DATE.sub("", str(line))
-        if match := _REJECTION.search(text):
+        if match := _REJECTION.search(str(line)):
             return shorten(root_cause(match["text"]), _LONGEST_DETAIL)
     return ""
 

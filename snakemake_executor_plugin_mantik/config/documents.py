@@ -71,15 +71,14 @@ class Table(dict[str, Any]):
             self[key] = value
 
 
-def read_document(text: bytes, kind: str, odd: list[str] | None = None) -> Any:
+def read_document(text: bytes, kind: str, odd: list[str]) -> Any:
     """Read a document of `kind` json or yaml: a `Table`, list, text, number, boolean or None.
 
     Mistakes in YAML that do not prevent reading are added to `odd`, to report them with others:
     tags, which are dropped, and keys that are not texts, dropped with their values.
 
     Raises:
-        DocumentError: the document is too large, not UTF-8 or not well-formed; or it has such
-            mistakes and `odd` is None.
+        DocumentError: the document is too large, not UTF-8 or not well-formed.
     """
     if len(text) > _MAX_BYTES:
         raise DocumentError(f"is larger than {_MAX_BYTES >> 10} KiB, so not a backend config")
@@ -154,14 +153,13 @@ class _Resolver(VersionedResolver):
         return _PLAIN if plain else super().resolve(kind, value, implicit)
 
 
-def _read_yaml(text: str, odd: list[str] | None) -> Any:
-    found: list[str] = []
+def _read_yaml(text: str, odd: list[str]) -> Any:
     yaml = YAML(typ="safe", pure=True)
     yaml.Resolver = _Resolver
     yaml.composer.warn_double_anchors = False
     try:
         node = yaml.compose(text)
-        value = _value(node, found, {}) if node is not None else None
+        return _value(node, odd, {}) if node is not None else None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -182,11 +180,6 @@ def _read_yaml(text: str, odd: list[str] | None) -> Any:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         # The parser fails on some broken documents, such as an escape beyond Unicode.
         raise DocumentError(f"is not well-formed YAML ({type(e).__name__}: {e})") from None
-    if found and odd is None:
-        raise DocumentError(found[0])
-    if odd is not None:
-        odd += found
-    return value
 
 
 def _value(node: Node, odd: list[str], made: dict[int, Any], depth: int = 1) -> Any:

@@ -62,35 +62,26 @@ class _Answer(httpx.Response):
         return value
 
 
-class _Body:
-    def __init__(self, response: httpx.Response) -> None:
-        self._response = response
-        self._parts: list[bytes] = []
-        self._size = 0
-        coding = response.headers.get("Content-Encoding", "").strip().lower()
-        if coding not in _ENCODINGS:
-            raise self._error(f"the answer has an unknown Content-Encoding ({coding[:40]})")
+def _check(response: httpx.Response, content: bytes | bytearray = b"") -> None:
+    """Check an answer's encoding, and the size of what has come of its content."""
+    coding, wrong = response.headers.get("Content-Encoding", "").strip().lower(), ""
+    if coding not in _ENCODINGS:
+        wrong = f"the answer has an unknown Content-Encoding ({coding[:40]})"
+    elif len(content) > ANSWER_BYTES:
+        wrong = f"the answer is longer than {ANSWER_BYTES >> 20} MiB"
+    if wrong:
+        raise httpx.RemoteProtocolError(wrong, request=response.request)
 
-    def add(self, part: bytes) -> None:
-        self._size += len(part)
-        if self._size > ANSWER_BYTES:
-            raise self._error(f"the answer is longer than {ANSWER_BYTES >> 20} MiB")
-        self._parts.append(part)
 
-    def _error(self, text: str) -> httpx.RemoteProtocolError:
-        return httpx.RemoteProtocolError(text, request=self._response.request)
-
-    def answer(self) -> httpx.Response:
-        headers = [
-            (k, v) for k, v in self._response.headers.raw if k.decode().lower() not in _NO_LONGER
-        ]
-        return _Answer(
-            self._response.status_code,
-            headers=headers,
-            content=b"".join(self._parts),
-            request=self._response.request,
-            extensions=self._response.extensions,
-        )
+def _whole(response: httpx.Response, content: bytearray) -> httpx.Response:
+    headers = [(k, v) for k, v in response.headers.raw if k.decode().lower() not in _NO_LONGER]
+    return _Answer(
+        response.status_code,
+        headers=headers,
+        content=bytes(content),
+        request=response.request,
+        extensions=response.extensions,
+    )
 
 
 async def read_answer(response: httpx.Response) -> httpx.Response:
@@ -99,11 +90,13 @@ async def read_answer(response: httpx.Response) -> httpx.Response:
     Raises:
         httpx.RemoteProtocolError: the answer is too long or has an unknown encoding.
     """
-    body = _Body(response)
+    _check(response)
+    content = bytearray()
     async for part in response.aiter_bytes():
-        body.add(part)
+        content += part
+        _check(response, content)
     await response.aclose()
-    return body.answer()
+    return _whole(response, content)
 
 
 def post_form(
@@ -116,13 +109,14 @@ def post_form(
             not end in time.
     """
     with client.stream("POST", url, data=dict(form)) as response:
-        body = _Body(response)
-        until = time.monotonic() + timeout_s
+        _check(response)
+        content, until = bytearray(), time.monotonic() + timeout_s
         for part in response.iter_bytes():
-            body.add(part)
+            content += part
+            _check(response, content)
             if time.monotonic() > until:
                 raise httpx.ReadTimeout("the answer did not end in time")
-        return body.answer()
+        return _whole(response, content)
 
 
 _UNVERIFIED: Final = re.compile(

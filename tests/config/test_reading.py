@@ -225,7 +225,7 @@ def test_aliases_of_aliases_are_read_in_no_time(folder: Path) -> None:
 
 def test_a_large_file_is_refused() -> None:
     with pytest.raises(DocumentError, match="larger"):
-        read_document(b" " * (1 << 20), "yaml")
+        read_document(b" " * (1 << 20), "yaml", [])
 
 
 JSON_LIKE = st.recursive(
@@ -237,7 +237,7 @@ JSON_LIKE = st.recursive(
 
 @given(JSON_LIKE)
 def test_json_is_read_as_json(value: Any) -> None:
-    assert read_document(json.dumps(value).encode(), "json") == value
+    assert read_document(json.dumps(value).encode(), "json", []) == value
 
 
 @given(
@@ -258,14 +258,14 @@ def test_yaml_is_read_as_its_writer_meant(value: Any) -> None:
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False  # `{a: :1}` is written, and not read, by ruamel.yaml itself
     yaml.dump(value, stream)
-    assert read_document(stream.getvalue().encode(), "yaml") == value
+    assert read_document(stream.getvalue().encode(), "yaml", []) == value
 
 
 @pytest.mark.parametrize(
     "text", ["no", "yes", "on", "off", "y", "12:30:00", "2026-01-01", "1_000", "="]
 )
 def test_yaml_1_1_surprises_stay_texts(text: str) -> None:
-    assert read_document(text.encode(), "yaml") == text
+    assert read_document(text.encode(), "yaml", []) == text
 
 
 @pytest.mark.parametrize(
@@ -284,14 +284,14 @@ def test_yaml_1_1_surprises_stay_texts(text: str) -> None:
     ],
 )
 def test_scalars_of_the_core_schema(text: str, value: Any) -> None:
-    found = read_document(text.encode(), "yaml")
+    found = read_document(text.encode(), "yaml", [])
     assert found == value
     assert type(found) is type(value) or as_written(found) == text
 
 
 @pytest.mark.parametrize("kind", ["yaml", "json"])
 def test_duplicates_have_paths_and_the_first_value_stays(kind: str) -> None:
-    found = read_document(b'{"a": {"b": 1, "b": 2}, "c": [{"d": 1, "d": 2, "d": 3}]}', kind)
+    found = read_document(b'{"a": {"b": 1, "b": 2}, "c": [{"d": 1, "d": 2, "d": 3}]}', kind, [])
     assert find_duplicates(found) == [("a", "b"), ("c", "1", "d")]
     assert found["a"]["b"] == 1
 
@@ -306,4 +306,4 @@ def test_duplicates_have_paths_and_the_first_value_stays(kind: str) -> None:
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, message: str) -> None:
     with pytest.raises(DocumentError, match=message):
-        read_document(text.encode(), "yaml")
+        read_document(text.encode(), "yaml", [])

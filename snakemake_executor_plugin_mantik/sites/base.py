@@ -145,10 +145,7 @@ class JobState:
     Attributes:
         reason: why the job ended, for `Phase.ENDED`.
         detail: the site's own words, one line, may be empty.
-        exit_code: of the script, where the site knows it. A UNICORE/X that runs jobs itself was
-            seen to report 0 for a job that ended while it was still being accepted.
         scheduler_id: the scheduler's id of the job, empty before it has one.
-        queue: the job's queue, empty if the site does not report it.
         waits: why a waiting job cannot start, other than waiting its turn, in the scheduler's
             words; empty if there is no reason, None if the scheduler was not queried.
         never: whether the job can never start because it requests more than a limit allows.
@@ -169,9 +166,7 @@ class JobState:
     phase: Phase
     reason: Reason | None = None
     detail: str = ""
-    exit_code: int | None = None
     scheduler_id: str = ""
-    queue: str = ""
     failed_node: str = ""
     later: bool = False
     waits: str | None = None

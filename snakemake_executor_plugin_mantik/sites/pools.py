@@ -564,7 +564,7 @@ def _read(pool: Pool, entries: Mapping[str, Entry], allocations: Mapping[str, Jo
             case ["done", how, tag]:
                 code = int(how) if how.isdecimal() else None
                 reason = _HOWS.get(how, Reason.EXIT_CODE)
-                ended = JobState(Phase.ENDED, reason, f"in the pool {pool.name}", code)
+                ended = JobState(Phase.ENDED, reason, f"in the pool {pool.name}")
                 (second if code == 0 else done)[tag] = ended
     # A job may have been sent again: what is alive of it counts first. One that returned 0 and left
     # no marker is a second start of it.

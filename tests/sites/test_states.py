@@ -50,21 +50,18 @@ def test_all_fields() -> None:
     properties = {
         "batchSystemID": "4711",
         "exitCode": "3",
-        "queue": "batch",
         "statusMessage": "User application exited with non-zero exit code: <3>. More information "
         "might be available in the job's working directory '/jobs/4kMirF913B3/'",
         "status": "FAILED",
     }
     assert unicore_state(properties) == JobState(
-        Phase.ENDED, Reason.EXIT_CODE, properties["statusMessage"], 3, "4711", "batch"
+        Phase.ENDED, Reason.EXIT_CODE, properties["statusMessage"], "4711"
     )
 
 
 def test_not_available_is_empty() -> None:
-    state = unicore_state(
-        {"status": "QUEUED", "batchSystemID": "N/A", "queue": "N/A", "exitCode": "x"}
-    )
-    assert (state.scheduler_id, state.queue, state.exit_code) == ("", "", None)
+    state = unicore_state({"status": "QUEUED", "batchSystemID": "N/A", "exitCode": "x"})
+    assert state.scheduler_id == ""
 
 
 @pytest.mark.parametrize(
@@ -283,7 +280,7 @@ def test_when_the_scheduler_expects_a_job_to_start(
 )
 def test_why_a_job_waits(reason: str, waits: str, never: bool) -> None:
     """UNICORE's own state of it says nothing; the details that its TSI gives do."""
-    queued = unicore_state({"status": "QUEUED", "batchSystemID": "1", "queue": "N/A"})
+    queued = unicore_state({"status": "QUEUED", "batchSystemID": "1"})
     assert (queued.waits, queued.never) == (None, False)
     told = slurm_state(slurm_details({**PENDING, "Reason": reason}), queued)
     assert (told.phase, told.waits, told.never) == (Phase.WAITING, waits, never)
@@ -292,7 +289,7 @@ def test_why_a_job_waits(reason: str, waits: str, never: bool) -> None:
 
 
 def test_what_unicore_knows_of_a_script_that_ended_by_itself_counts() -> None:
-    state = JobState(Phase.ENDED, Reason.EXIT_CODE, "exited with <137>", 137, "7")
+    state = JobState(Phase.ENDED, Reason.EXIT_CODE, "exited with <137>", "7")
     killed = {"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:9"}
     assert slurm_state(killed, state) is state
     assert slurm_state({"JobState": "TIMEOUT"}, state).reason is Reason.TIME_LIMIT
@@ -323,38 +320,38 @@ def step(state: str) -> dict[str, Any]:
 
 
 ENDS = [
-    (job("COMPLETED"), Reason.SUCCESS, 0),
-    (job("FAILED", 3), Reason.EXIT_CODE, 3),
-    (job("FAILED", 127), Reason.EXIT_CODE, 127),
-    (job("FAILED", 0, 11), Reason.UNKNOWN, None),
-    (job("FAILED", 0, 53), Reason.LAUNCH_FAILURE, None),
-    (job("FAILED", 0, 9), Reason.UNKNOWN, None),
-    (job("FAILED", 0, 9, tasks=[step("CANCELLED by 0")]), Reason.OUT_OF_MEMORY, None),
-    (job("TIMEOUT", tasks=[step("CANCELLED")]), Reason.TIME_LIMIT, None),
-    (job("CANCELLED by 1001"), Reason.CANCELLED, None),
-    (job("CANCELLED+"), Reason.CANCELLED, None),
-    (job("OUT_OF_MEMORY", 0, 125), Reason.OUT_OF_MEMORY, None),
-    (job("NODE_FAIL"), Reason.NODE_FAILURE, None),
-    (job("BOOT_FAIL"), Reason.NODE_FAILURE, None),
-    (job("PREEMPTED"), Reason.PREEMPTED, None),
-    (job("DEADLINE"), Reason.TIME_LIMIT, None),
-    (job(["COMPLETED"]), Reason.SUCCESS, 0),
+    (job("COMPLETED"), Reason.SUCCESS),
+    (job("FAILED", 3), Reason.EXIT_CODE),
+    (job("FAILED", 127), Reason.EXIT_CODE),
+    (job("FAILED", 0, 11), Reason.UNKNOWN),
+    (job("FAILED", 0, 53), Reason.LAUNCH_FAILURE),
+    (job("FAILED", 0, 9), Reason.UNKNOWN),
+    (job("FAILED", 0, 9, tasks=[step("CANCELLED by 0")]), Reason.OUT_OF_MEMORY),
+    (job("TIMEOUT", tasks=[step("CANCELLED")]), Reason.TIME_LIMIT),
+    (job("CANCELLED by 1001"), Reason.CANCELLED),
+    (job("CANCELLED+"), Reason.CANCELLED),
+    (job("OUT_OF_MEMORY", 0, 125), Reason.OUT_OF_MEMORY),
+    (job("NODE_FAIL"), Reason.NODE_FAILURE),
+    (job("BOOT_FAIL"), Reason.NODE_FAILURE),
+    (job("PREEMPTED"), Reason.PREEMPTED),
+    (job("DEADLINE"), Reason.TIME_LIMIT),
+    (job(["COMPLETED"]), Reason.SUCCESS),
     # half a record, right after the end
-    (job("FAILED", 3, name="allocation", partition="", group="root"), Reason.EXIT_CODE, 3),
-    (job("F", 0, None), Reason.SUCCESS, 0),
-    (job("F", 3, None), Reason.EXIT_CODE, 3),
-    (job("F", -29, None), Reason.TIME_LIMIT, None),
-    (job("F", -27, None), Reason.OUT_OF_MEMORY, None),
-    (job("F", -1, None), Reason.LAUNCH_FAILURE, None),
-    (job("F", 271, None), Reason.CANCELLED, None),
-    (job("F", 265, None), Reason.UNKNOWN, None),
+    (job("FAILED", 3, name="allocation", partition="", group="root"), Reason.EXIT_CODE),
+    (job("F", 0, None), Reason.SUCCESS),
+    (job("F", 3, None), Reason.EXIT_CODE),
+    (job("F", -29, None), Reason.TIME_LIMIT),
+    (job("F", -27, None), Reason.OUT_OF_MEMORY),
+    (job("F", -1, None), Reason.LAUNCH_FAILURE),
+    (job("F", 271, None), Reason.CANCELLED),
+    (job("F", 265, None), Reason.UNKNOWN),
 ]
 
 
-@pytest.mark.parametrize(("told", "reason", "code"), ENDS)
-def test_ends_at_firecrest(told: dict[str, Any], reason: Reason, code: int | None) -> None:
+@pytest.mark.parametrize(("told", "reason"), ENDS)
+def test_ends_at_firecrest(told: dict[str, Any], reason: Reason) -> None:
     state = firecrest_state(told)
-    assert (state.phase, state.reason, state.exit_code) == (Phase.ENDED, reason, code)
+    assert (state.phase, state.reason) == (Phase.ENDED, reason)
     assert state.scheduler_id == "7"
 
 
@@ -371,7 +368,7 @@ def test_ends_at_firecrest(told: dict[str, Any], reason: Reason, code: int | Non
 @pytest.mark.parametrize("code", [None, 0])
 def test_phases_at_firecrest(told: str | None, phase: Phase, code: int | None) -> None:
     state = firecrest_state(job(told, code, None))
-    assert (state.phase, state.reason, state.exit_code) == (phase, None, None)
+    assert (state.phase, state.reason) == (phase, None)
 
 
 def test_details_at_firecrest() -> None:
@@ -384,7 +381,6 @@ def test_details_at_firecrest() -> None:
     cancelled = job("CANCELLED by 1001")  # Slurm leaves the reason for which it waited
     cancelled["status"]["stateReason"] = "Dependency"
     assert firecrest_state(cancelled).detail == "CANCELLED by 1001"
-    assert firecrest_state(job("RUNNING")).queue == "batch"
 
 
 @pytest.mark.parametrize("told", [{}, {"status": None}, {"status": "x"}, {"status": {"state": 3}}])

@@ -69,14 +69,11 @@ def firecrest_state(job: Mapping[str, Any]) -> JobState:
     if phase is Phase.WAITING:
         pending = pending_reason(status.get("stateReason"))
         waits, never = pending_obstacle(pending)
-    plain = reason in (Reason.SUCCESS, Reason.EXIT_CODE)
     return JobState(
         phase,
         reason,
         detail=_detail(phase, text, pending_reason(status.get("stateReason")), (code, signal)),
-        exit_code=code if plain else None,
         scheduler_id=str(job.get("jobId") or ""),
-        queue=str(job.get("partition") or ""),
         failed_node=node,
         waits=waits,
         never=never,

@@ -31,7 +31,7 @@ from ..slurm import (
 from .connection import UnicoreConnection, UnicoreOpened, last_part, parse_server_time, root_cause
 from .description import job_description, lost_resources
 
-STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
+STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID"
 """Properties that are requested for a job's state: 40 bytes of the 4 kB that an answer has with the
 log, which holds the whole script."""
 EXPLAIN_FIELDS: Final = f"{STATUS_FIELDS},log"
@@ -86,13 +86,12 @@ def unicore_state(properties: Mapping[str, Any]) -> JobState:
     phase = _PHASES.get(str(properties.get("status")), Phase.UNKNOWN)
     message = root_cause(str(properties.get("statusMessage") or ""))
     code = parse_number(properties.get("exitCode"))
+    scheduler_id = str(properties.get("batchSystemID") or "")
     state = JobState(
         phase,
         _reason(str(properties.get("status")), message, code) if phase is Phase.ENDED else None,
         detail=shorten(message, _LONGEST_DETAIL),
-        exit_code=code,
-        scheduler_id=_known(properties.get("batchSystemID")),
-        queue=_known(properties.get("queue")),
+        scheduler_id="" if scheduler_id == "N/A" else scheduler_id,
     )
     if state.reason in (None, Reason.SUCCESS) or code is not None:
         return state
@@ -217,11 +216,6 @@ def _reason(status: str, message: str, code: int | None) -> Reason:
         if re.search(text, message):
             return reason
     return Reason.EXIT_CODE if code else Reason.UNKNOWN
-
-
-def _known(value: object) -> str:
-    text = str(value or "")
-    return "" if text == "N/A" else text
 
 
 _PAGE: Final = 200

@@ -340,6 +340,10 @@ def text_or_list_schema(*kinds: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": items}]})
 
 
+def _amount_schema(pattern: str, minimum: int) -> WithJsonSchema:
+    return WithJsonSchema({"type": ["string", "integer"], "pattern": pattern, "minimum": minimum})
+
+
 def words_schema(*words: str) -> WithJsonSchema:
     """Return the JSON Schema of one of `words`, in any case, with optional blanks around it."""
     patterns = "|".join(map(_any_case, words))
@@ -409,26 +413,14 @@ Duration = Annotated[
 Memory = Annotated[
     int,
     BeforeValidator(partial(_measured, parse=units.parse_memory)),
-    WithJsonSchema(
-        {
-            "type": ["string", "integer"],
-            "pattern": r"^\s*[0-9]+([KMGTkmgt]([Ii]?[Bb])?)?\s*$",
-            "minimum": 1,
-        }
-    ),
+    _amount_schema(r"^\s*[0-9]+([KMGTkmgt]([Ii]?[Bb])?)?\s*$", minimum=1),
 ]
 """MiB, written as a number with a unit, or as MiB."""
 
 Size = Annotated[
     int,
     BeforeValidator(partial(_measured, parse=units.parse_size)),
-    WithJsonSchema(
-        {
-            "type": ["string", "integer"],
-            "pattern": r"^\s*[0-9]+([KMGTkmgt][Ii]?)?[Bb]?\s*$",
-            "minimum": 0,
-        }
-    ),
+    _amount_schema(r"^\s*[0-9]+([KMGTkmgt][Ii]?)?[Bb]?\s*$", minimum=0),
 ]
 """Bytes, written as a number with or without a unit."""
 

@@ -50,35 +50,28 @@ def left_running(workdir: Path, world: World, play: Play) -> None:
 UPDATES = replace(request(1), outputs=(OutputFile("out/1", keep=True),))
 
 
-def test_what_was_updated_is_not_updated_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "runs"), [(None, 1), ("by somebody", 2), ("", 2)], ids=["not", "edited", "gone"]
+)
+def test_what_was_updated_is_updated_again_only_if_somebody_else_has_changed_it(
+    tmp_path: Path, changed: str | None, runs: int
+) -> None:
     """Killed when the new content was here, and before Snakemake could take it."""
     world = World()
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/1").write_text("before")
+    path = tmp_path / "out/1"
+    path.parent.mkdir()
+    path.write_text("before")
     simulate(tmp_path, world, lambda controller: controller.work.run(UPDATES))
-    assert (tmp_path / "out/1").read_text() != "before"
-
-    assert simulate(tmp_path, world, lambda controller: controller.job(UPDATES)).succeeded
-
-    assert len(world.runs) == 1
-    assert states(tmp_path) == [TryState.DONE]
-
-
-@pytest.mark.parametrize("changed", ["by somebody", None])
-def test_what_somebody_else_has_changed_is_updated_anew(
-    tmp_path: Path, changed: str | None
-) -> None:
-    world = World()
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/1").write_text("before")
-    simulate(tmp_path, world, lambda controller: controller.work.run(UPDATES))
-    (tmp_path / "out/1").unlink()
+    assert path.read_text() != "before"
     if changed is not None:
-        (tmp_path / "out/1").write_text(changed)
+        path.unlink()
+    if changed:
+        path.write_text(changed)
 
     assert simulate(tmp_path, world, lambda controller: controller.job(UPDATES)).succeeded
 
-    assert len(world.runs) == 2
+    assert len(world.runs) == runs
+    assert states(tmp_path) == [*[TryState.ABANDONED] * (runs - 1), TryState.DONE]
 
 
 def with_sources(sources: dict[str, str], **values: Any) -> Play:

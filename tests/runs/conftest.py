@@ -26,12 +26,11 @@ from tests.tracking.conftest import (
     TrackingServer,
     empty_store,
     place,
-    sandbox,
     tracking_server,
     until_published,
 )
 
-__all__ = ["empty_store", "sandbox", "tracking_server"]
+__all__ = ["empty_store", "tracking_server"]
 
 MLPROJECT = """
 name: churn

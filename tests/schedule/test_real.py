@@ -15,11 +15,11 @@ from snakemake_executor_plugin_mantik.runs.schedule_store import ScheduleStore
 from snakemake_executor_plugin_mantik.runs.scheduler import DUE, SCHEDULE, is_present
 from snakemake_executor_plugin_mantik.runs.schedules import Firing, FiringState, Schedule
 from snakemake_executor_plugin_mantik.runs.store import KEY
-from tests.runs.conftest import Runs, empty_store, runs, sandbox, store_uri
+from tests.runs.conftest import Runs, empty_store, runs, store_uri
 from tests.support.command import smk_mantik
 from tests.support.workflows import until
 
-__all__ = ["empty_store", "runs", "sandbox", "store_uri"]
+__all__ = ["empty_store", "runs", "store_uri"]
 
 # Half a dozen imports of MLflow, beside other tests.
 WAIT_S = 600.0

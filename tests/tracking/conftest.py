@@ -17,7 +17,6 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from hpc_sandbox.server import Sandbox
-from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 from snakemake_executor_plugin_mantik.tracking import worker_client
 from snakemake_executor_plugin_mantik.tracking.run import WORKFLOW
@@ -27,7 +26,6 @@ from tests.support.daemons import Daemon
 from tests.support.forkserver import LIMITS
 from tests.support.gate import Gate
 from tests.support.ports import free_port
-from tests.support.sandbox import FAST
 from tests.support.shared import Told, keep, session_directory, shared
 from tests.support.workflows import SHORT, Place, Project, place_in, until
 
@@ -157,14 +155,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The words before a file or module that uses MLflow, which run it without the import."""
     with shared(session_directory(tmp_path_factory) / "forks", _start_forks) as told:
         yield told["words"]
-
-
-@pytest.fixture(scope="session")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    directory = tmp_path_factory.mktemp("sandbox-tracking")
-    sites = [SiteOption("hpc1"), SiteOption("hpc2", "firecrest")]
-    with Sandbox(directory, sites, FAST) as box:
-        yield box
 
 
 def place(sandbox: Sandbox, name: str) -> Place:

@@ -20,11 +20,27 @@ from ..common.locks import take_lock
 from ..common.state_directory import STATE, make_private
 from . import backup
 from .records import LOST, EventKind, add_event
-from .schema import SCHEMA
+from .schema import SCHEMA, VERSION
 
-JOURNAL_VERSION = 1
 JOURNAL_FILE = "journal.sqlite"
 JOURNAL_LOCK = "lock"
+
+
+def has_tables(db: sqlite3.Connection, path: Path) -> bool:
+    """Check whether the journal at `path` has its tables.
+
+    Raises:
+        JournalError: another version of the executor made them.
+    """
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, VERSION):
+        raise JournalError(
+            "another version of snakemake-executor-plugin-mantik wrote the journal",
+            where=str(path),
+            do="Use that version until none of its jobs runs, then move the journal's directory"
+            " away",
+        )
+    return bool(version)
 
 
 class Tables:
@@ -46,17 +62,8 @@ class Tables:
 
     def _prepare(self) -> None:
         """Create the tables, unless they are there; raise JournalError for another version's."""
-        version = self.db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, JOURNAL_VERSION):
-            raise JournalError(
-                f"the journal has version {version}; this executor reads {JOURNAL_VERSION}",
-                where=str(self.path),
-                do="Use the version of snakemake-executor-plugin-mantik that wrote it",
-            )
-        if not version:
-            self.db.executescript(
-                f"BEGIN; {SCHEMA} PRAGMA user_version = {JOURNAL_VERSION}; COMMIT;"
-            )
+        if not has_tables(self.db, self.path):
+            self.db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:

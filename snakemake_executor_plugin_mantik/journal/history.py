@@ -14,7 +14,7 @@ from pathlib import Path
 from ..common.errors import JournalError
 from ..common.locks import is_locked
 from ..jobs.pools import Allocation
-from .database import JOURNAL_FILE, JOURNAL_LOCK, JournalCopy, Tables, connect
+from .database import JOURNAL_FILE, JOURNAL_LOCK, JournalCopy, Tables, connect, has_tables
 from .files import FileLedger
 from .records import SiteRecord, SnakemakeRun, StoredOutput, TryRecord, TryState, UndeclaredFile
 
@@ -73,8 +73,7 @@ def reading(directory: Path, *, quiet: bool = False) -> Iterator[sqlite3.Connect
         return
     try:
         with closing(connect(path, quiet=quiet)) as db:
-            begun = db.execute("PRAGMA user_version").fetchone()[0]
-            yield db if begun else None
+            yield db if has_tables(db, path) else None
     except sqlite3.DatabaseError as error:
         raise JournalError(
             f"the journal cannot be read ({error})",

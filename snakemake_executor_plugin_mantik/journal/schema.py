@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import cache
@@ -128,6 +129,8 @@ CREATE TABLE bundle_files (
 );
 CREATE INDEX bundle_files_content ON bundle_files (path, sha256);
 """
+VERSION: Final = zlib.crc32(SCHEMA.encode()) >> 1
+"""What a journal with these tables has as its `user_version`: no change of them is forgotten."""
 
 _FACTS: Final = {
     "workflow": ("workflow", "", ()),

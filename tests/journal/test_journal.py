@@ -32,7 +32,7 @@ from snakemake_executor_plugin_mantik.journal import (
     read_history,
     read_undeclared,
 )
-from snakemake_executor_plugin_mantik.journal.database import JOURNAL_VERSION
+from snakemake_executor_plugin_mantik.journal.schema import VERSION
 
 
 @pytest.fixture
@@ -304,10 +304,12 @@ def test_lock_refuses_a_second_controller(journal: Journal) -> None:
 def test_other_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
-        db.execute(f"PRAGMA user_version = {JOURNAL_VERSION + 1}")
+        db.execute(f"PRAGMA user_version = {VERSION + 1}")
     for _ in range(2):
-        with pytest.raises(JournalError, match="has version"):
+        with pytest.raises(JournalError, match="another version"):
             Journal(tmp_path)
+        with pytest.raises(JournalError, match="another version"):
+            read_history(tmp_path)
 
 
 def spoil(path: Path, damage: str) -> bytes:

@@ -175,8 +175,10 @@ class Behind(Worker):
     async def take(self, request: JobRequest) -> Attempt | None:
         """Return the attempt of a job that Snakemake requests now, if it was submitted ahead.
 
-        First wait until a try of it that is not wanted any more is over.
+        First wait until a try of it that is not wanted any more is over. No job is submitted behind
+        it until it is `submitted`: it may be unwanted, too.
         """
+        self.forget(request)
         while (ahead := self._ahead.get(request.job)) is not None and ahead.task is not None:
             await ahead.over()
             self._sent(ahead)

@@ -253,6 +253,28 @@ def test_no_job_is_submitted_behind_one_that_ended_before_it_was_known(
     assert not [line for line in session.said if "not used" in line and "command" not in line]
 
 
+def test_no_job_is_submitted_behind_one_that_is_being_ended(play: Player) -> None:
+    """Nothing ended it, and what is requested instead of that one waited for it for ever."""
+    old = behind(1, request(0))
+    new = replace(old, command="make 1 of something else", unmade={})
+    world = World(duration=lambda spec: 1000.0 if spec.command == old.command else 1.0)
+
+    async def scenario(session: Session) -> None:
+        session.engine.proposed(old)
+        await session.engine.committed(await session.engine.job(request(0)))
+        while len(world.runs) < 2:
+            await asyncio.sleep(1.0)
+        session.sites["sim"].fault = lambda method, about: "slowly" if method == "cancel" else ""
+        job = asyncio.ensure_future(session.engine.job(new))
+        session.engine.proposed(behind(2, new))
+        assert (await job).succeeded
+        assert [record.name for record in session.journal.open_ahead()] == [request(2).name]
+        await session.engine.closed(tidy=True)
+
+    session = play(world, scenario)
+    assert session.sites["sim"].calls["submit"] == 4
+
+
 def test_no_try_is_made_behind_one_that_fails_while_its_files_are_looked_at(
     play: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,6 +236,7 @@ def test_a_job_waits_for_those_that_it_is_behind(pool: Allocations) -> None:
 def test_a_job_starts_that_is_behind_one_whose_marker_is_there(pool: Allocations) -> None:
     (pool.workspace / TRIES / "7").mkdir(parents=True)
     (pool.workspace / TRIES / "7/over.0").touch()
+    (pool.directory / "run.killed.over").touch()  # its agent died after it
     (pool.directory / "done.pool.other").touch()  # it ended with its allocation, to run again
     waits = replace(pool.job("echo no >> log"), behind=("7/over", "7/other"))
     pool.put(replace(pool.job("echo yes >> log"), behind=("7/over",)), waits)

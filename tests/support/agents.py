@@ -221,8 +221,12 @@ class Agent:
             self._remove(mine)
 
     def _promote(self) -> None:
-        there = {name.rpartition(".")[2] for name in self._names(r"(ready|behind|run)\..*")}
-        done = {name.rpartition(".")[2] for name in self._names(r"done\.(?!pool\.).*")}
+        here = rf"(ready|behind|run\.{self._tag})\..*"
+        there, elsewhere, done = (
+            {name.rpartition(".")[2] for name in self._names(pattern)}
+            for pattern in (here, r"run\..*", r"done\.(?!pool\.).*")
+        )
+        done -= elsewhere
         done |= {
             path.rpartition("/")[2].partition(".")[0]
             for path in self._world.files

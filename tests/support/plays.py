@@ -558,6 +558,14 @@ class Play:
         }
 
     @property
+    def _behind_unwanted(self) -> set[str]:
+        """The jobs that read what Snakemake once did not take."""
+        unwanted = {
+            path for run in self._runs() if run.try_id in self._unwanted for path in run.made
+        }
+        return {job.request.name for job in self.jobs if unwanted & set(job.request.inputs)}
+
+    @property
     def _targets(self) -> list[Job]:
         """What the user wants in the end."""
         needed = {need for job in self.jobs for need in job.needs}
@@ -778,7 +786,9 @@ class Play:
             self._settle(outcome.try_id)
             excuses = self._excuses(outcome.try_id)
             untold = {Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.ALLOCATION_ENDED}
-            if excuses & untold and self.schedule.kinds & UNTOLD:
+            # A sweep of a pool's directory takes what its agent says of the end.
+            silent = UNTOLD | SWEPT if job.pooled else UNTOLD
+            if excuses & untold and self.schedule.kinds & silent:
                 excuses.add(Reason.CANCELLED)
             if job.pooled and "refused allocations" in self.schedule.kinds:
                 excuses.add(Reason.REJECTED)
@@ -867,7 +877,9 @@ class Play:
             if job in temporary:
                 continue  # it is made again for the next target
             changed = "changes" in self.schedule.kinds and self._one_place
-            if not (changed or (mislaid and job in stay)):
+            # No power: what had been submitted behind a try that was not taken was not ended.
+            behind = "power" in self.schedule.kinds and job in self._behind_unwanted
+            if not (changed or behind or (mislaid and job in stay)):
                 assert len(asked) == len(set(asked)), f"doubled: {wanted}"
             for run in runs:
                 told = self._settled.get(run.try_id, LOST_S * SESSIONS)

@@ -85,11 +85,12 @@ _p_tidy() {
 } 2> /dev/null
 
 # Succeeds if the job $1, BUCKET/JOB, has ended: it has a marker, or a file says how. One that ended with
-# its allocation is submitted again.
+# its allocation is submitted again; one that another allocation has taken may have died after its job.
 _p_is_over() {
   local -a found
-  [ -z "${_p_open[${1##*/}]-}" ] || return
-  found=(../../tries/"$1".[0-9]* done.[!p]*."${1##*/}")
+  [ "${_p_open[${1##*/}]-}" != here ] || return
+  found=(../../tries/"$1".[0-9]*)
+  [ -n "${_p_open[${1##*/}]-}" ] || found+=(done.[!p]*."${1##*/}")
   (( ${#found[@]} ))
 }
 
@@ -113,7 +114,8 @@ _p_read_behind() {
   local -a files=(behind.*)
   _p_followers=() _p_open=()
   (( ${#files[@]} )) || return
-  for file in "${files[@]}" ready.* run.*; do _p_open[${file##*.}]=yes; done
+  for file in run.*; do _p_open[${file##*.}]=elsewhere; done
+  for file in "${files[@]}" ready.* run."$_p_alloc".*; do _p_open[${file##*.}]=here; done
   for file in "${_p_succeeded[@]}"; do unset "_p_open[${file##*.}]"; done
   for file in "${files[@]}"; do
     if [ -z "${_p_behind[$file]+yes}" ]; then

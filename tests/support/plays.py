@@ -783,6 +783,7 @@ class Play:
     def _check_failure(self, job: Job, outcome: Outcome) -> None:
         self.failures.append(f"{self.now:.0f} {job.request.name}: {outcome.message}")
         if outcome.try_id:
+            again = outcome.try_id in self._settled  # which an older journal does not know
             self._settle(outcome.try_id)
             excuses = self._excuses(outcome.try_id)
             untold = {Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.ALLOCATION_ENDED}
@@ -792,11 +793,12 @@ class Play:
                 excuses.add(Reason.CANCELLED)
             if job.pooled and "refused allocations" in self.schedule.kinds:
                 excuses.add(Reason.REJECTED)
-            if "copies" in self.schedule.kinds:
-                # Another controller has replaced them, or removed the marker that says why.
+            if "copies" in self.schedule.kinds or again:  # they were replaced or removed since
                 excuses.add(Reason.OUTPUTS)
-                if any(world.lacks_marker(outcome.try_id) for world in self.worlds.values()):
-                    excuses.add(Reason.EXIT_CODE)
+            lacks = any(world.lacks_marker(outcome.try_id) for world in self.worlds.values())
+            if lacks and self.schedule.kinds & {"copies", "journals"}:
+                # Another controller, or a run that the journal has forgotten, has removed it.
+                excuses.add(Reason.EXIT_CODE)
             assert outcome.reason in excuses, (
                 f"misreported: {outcome} for {sorted(excuses)}: {self.failures[-1]}"
             )

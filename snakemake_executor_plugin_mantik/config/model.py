@@ -34,11 +34,9 @@ from .values import (
 )
 
 ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_VARIABLES: Final = "write `Environment: {Variables: {NAME: VALUE}}`"
 _OF_MLFLOW_SLURM: Final = {
     "partition": "write `Resources: {Queue: …}`",
-    "gpus_per_node": "write `Resources: {GPUsPerNode: …}`",
-    "gres": "write `Resources: {GPUsPerNode: …}`",
+    **dict.fromkeys(("gpus_per_node", "gres"), "write `Resources: {GPUsPerNode: …}`"),
     "mem": "write `Resources: {MemoryPerNode: …}`",
     "nodes": "write `Resources: {Nodes: …}`",
     "time": "write `Resources: {Runtime: …}`",
@@ -47,12 +45,10 @@ _OF_MLFLOW_SLURM: Final = {
     "exclusive": "request all CPUs of the node with `Resources: {CPUsPerNode: …}`",
     "account": "set MANTIK_COMPUTE_BUDGET_ACCOUNT instead",
     "modules": "write `Environment: {Modules: […]}`",
-    "environment": _VARIABLES,
-    "exports": _VARIABLES,
+    **dict.fromkeys(("environment", "exports"), "write `Environment: {Variables: {NAME: VALUE}}`"),
     "sbatch-script-file": "write its commands as `Environment: {PreRunCommandOnComputeNode: […]}`",
     "sequential_workers": "a rule goes on past its walltime with the resource mantik_continue",
 }
-_SSH: Final = "SSH is not supported; use UnicoreApiUrl or Firecrest"
 
 
 def _whole(data: Mapping[str, Any], key: str) -> int | None:
@@ -224,8 +220,7 @@ class BackendConfig(ConfigSection):
     """A Compute Backend Config: a site's API, environment, resources, and files not to upload."""
 
     FOREIGN: ClassVar[Mapping[str, str]] = {
-        "SSH": _SSH,
-        "Ssh": _SSH,
+        **dict.fromkeys(("SSH", "Ssh"), "SSH is not supported; use UnicoreApiUrl or Firecrest"),
         **{
             key: f"{key} belongs under Environment; write `Environment: {{{key}: …}}`"
             for key in ("Apptainer", "Modules", "Python", "Variables")

@@ -11,7 +11,6 @@ _MIB: Final = 1 << 20
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_LETTERS: Final = "KMGT"
 
 # Nine digits are more than any machine has, and keep seconds and MiB below 2**63.
 _DURATION: Final = re.compile(r"([0-9]{1,9})([smhd])")
@@ -87,7 +86,7 @@ def parse_size(text: str) -> int:
 
 def format_size(size: int) -> str:
     """Return the shortest text that `parse_size` reads as `size` bytes: 262144 is `256K`."""
-    for letter in reversed(_LETTERS):
-        if size and size % _BYTES[letter.lower()] == 0:
-            return f"{size // _BYTES[letter.lower()]}{letter}"
+    for unit in "tgmk":
+        if size and size % _BYTES[unit] == 0:
+            return f"{size // _BYTES[unit]}{unit.upper()}"
     return str(size)

@@ -31,7 +31,6 @@ def read_library() -> bytes:
     return "\n".join([_VALUES, *common, _BRIEF, *rare]).encode()
 
 
-@cache
 def library_path() -> str:
     """Return its path in a workspace, where other versions may lie beside it."""
     return f"{OURS}/lib-{library_checksum()}.sh"

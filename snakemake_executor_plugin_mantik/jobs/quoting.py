@@ -14,7 +14,6 @@ _TEXT: Final = re.compile(rf"\\[\\$`\"]|{_BACKQUOTES}|\$\(|\"|\\\Z", re.DOTALL)
 _CODE: Final = re.compile(rf"\\.|{_BACKQUOTES}|'[^']*'|\$?\(|[)\"]", re.DOTALL)
 _QUOTED_IN_CODE: Final = re.compile(rf"\\.|{_BACKQUOTES}|\$\(|\"", re.DOTALL)
 _OPENING: Final = re.compile(rf"\\.|{_BACKQUOTES}|`|\$[({{]", re.DOTALL)
-_LITERAL: Final = re.compile(r"[\\$`]")
 
 _VARIABLE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
 _PLAIN_WORD = re.compile(rf"(?:[A-Za-z0-9_@%+=:,./^-]|{_VARIABLE})+")
@@ -119,7 +118,7 @@ def quote_expanded(value: str) -> str:
 
 def keep_literal(value: str) -> str:
     """Return a value that `quote_expanded` makes a word of in which nothing is expanded."""
-    return _LITERAL.sub(r"\\\g<0>", value)
+    return re.sub(r"[\\$`]", r"\\\g<0>", value)
 
 
 def quote_word(word: str) -> str:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -97,15 +98,15 @@ def _held_by(file: Path, origin: str) -> str:
     return value
 
 
-def read_keyring(ring: Keyring | None, site: str, name: str) -> str | None:
-    """Return a value from the keyring, by default the system's; None if it has none."""
+def read_keyring(ring: Keyring | None, site: str, name: str) -> str:
+    """Return a value from the keyring, by default the system's; empty if it has none."""
     import keyring  # on demand: the import probes the machine
     from keyring.errors import KeyringError
 
     try:
-        return (ring or keyring).get_password(keyring_service(site), name)
-    except KeyringError:  # no backend, locked, refused: treated as empty
-        return None
+        return (ring or keyring).get_password(keyring_service(site), name) or ""
+    except KeyringError:  # no backend, locked, refused
+        return ""
 
 
 def store_in_keyring(ring: Keyring | None, site: str, refresh_token: str) -> None:
@@ -256,11 +257,9 @@ def find_credentials(
         if all(name in every for name in _LOGIN.needs):
             login = made(_LOGIN, every)
             assert isinstance(login, DeviceLogin)
-            kept = read_keyring(keyring, site, "REFRESH_TOKEN")
-            login.remember(kept or "", lambda token: store_in_keyring(keyring, site, token))
-            login.look = lambda: login.logged_in_elsewhere(
-                read_keyring(keyring, site, "REFRESH_TOKEN") or ""
-            )
+            kept = partial(read_keyring, keyring, site, "REFRESH_TOKEN")
+            login.remember(kept(), lambda token: store_in_keyring(keyring, site, token))
+            login.look = lambda: login.logged_in_elsewhere(kept())
             return login
         for kind in kinds:
             values = dict(every)
@@ -283,7 +282,7 @@ _WHAT_TO_SET: Final = (
 )
 
 
-def _missing(site: str, api: str, found: Iterable[str] = (), token_url: bool = False) -> str:
+def _missing(site: str, api: str, found: Iterable[str], token_url: bool) -> str:
     """Describe which credentials were not found, as a text without any value.
 
     `found` has the bare names of the variables that are set. With `token_url` the site's config

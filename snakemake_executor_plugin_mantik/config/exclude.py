@@ -44,9 +44,6 @@ def _replace_sets(pattern: str) -> tuple[str, dict[str, str]]:
     """Replace each set of the pattern by one character; return their regular expressions, too.
 
     The characters are from a private-use area of Unicode and do not occur in the pattern.
-
-    Raises:
-        _InvalidSetError: a set is invalid.
     """
     unused = (sign for number in count(0xF0000) if (sign := chr(number)) not in pattern)
     signs: dict[str, str] = {}
@@ -191,11 +188,7 @@ def _stripped(pattern: str) -> str:
 
 
 def _compiled(pattern: str) -> tuple[bool, str]:
-    """Return whether the pattern excludes, and pathspec's expression for it.
-
-    Raises:
-        ValueError: git does not accept the pattern.
-    """
+    """Return whether the pattern excludes, and pathspec's expression for it, if git accepts it."""
     try:
         text, sets = _replace_sets(pattern)
     except _InvalidSetError:

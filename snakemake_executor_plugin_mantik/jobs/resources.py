@@ -407,11 +407,7 @@ def is_single_word(text: str) -> bool:
 
 
 def _check_extra(extra: str) -> str | None:
-    """Return further options of sbatch, one blank between them.
-
-    Raises:
-        UserError: a resource requests the same, or the executor sets it itself, or it is no option.
-    """
+    """Return further options of sbatch, one blank between them; refuse others."""
     try:
         # Many write quotes within quotes, which a value of Snakemake's command line needs.
         words = [word for part in shlex.split(extra) for word in shlex.split(part)]

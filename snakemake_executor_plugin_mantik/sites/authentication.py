@@ -212,11 +212,7 @@ class SshKey(Credential):
 
 
 def _private_key(file: Path, passphrase: str | None) -> tuple[Any, str]:
-    """Read the private key in `file`, OpenSSH or PEM, and choose its signature algorithm.
-
-    Raises:
-        CredentialError: it cannot be read or used.
-    """
+    """Read the private key in `file`, OpenSSH or PEM, and choose its signature algorithm."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa

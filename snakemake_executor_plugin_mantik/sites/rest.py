@@ -382,11 +382,7 @@ def _longest_request_s(timeout_s: float, size: int = 0) -> float:
 
 
 async def _read_steadily(chunks: AsyncIterator[bytes], timeout_s: float) -> AsyncIterator[bytes]:
-    """Yield the chunks of a download as long as they arrive fast enough.
-
-    Raises:
-        TimeoutError: the chunks arrive too slowly, or stop.
-    """
+    """Yield the chunks of a download; raise `TimeoutError` if they come too slowly, or stop."""
     clock = asyncio.get_running_loop().time
     came, waited = 0, 0.0
     while True:

@@ -278,11 +278,7 @@ class Issuer:
     proxy: str | None = None
 
     def client(self, url: str) -> "httpx.Client":
-        """Make a client for one request to `url`, the endpoint that is finally used.
-
-        Raises:
-            UserError: `ca_file` cannot be used.
-        """
+        """Make a client for one request to `url`, the endpoint that is finally used."""
         import httpx
 
         from .http import tls_context
@@ -309,11 +305,7 @@ class _Issued(Credential):
         refresh_token: str | None = None,
         issuer: Issuer | None = None,
     ) -> None:
-        """Prepare; `renew` makes the first request. `issuer` says how it is reached.
-
-        Raises:
-            CredentialError: `token_url` would get the credentials unencrypted.
-        """
+        """Prepare; `renew` makes the first request. `issuer` says how it is reached."""
         _check_url(token_url, "token URL", "TOKEN_URL")
         self._url = token_url
         form = {

@@ -120,11 +120,7 @@ class Connection(ABC):
     def __init__(
         self, site: str, url: str, credential: Credential, settings: SiteSettings, base: Path
     ) -> None:
-        """Prepare; a relative CA file is relative to `base`.
-
-        Raises:
-            UserError: the CA file cannot be used.
-        """
+        """Prepare; a relative CA file is relative to `base`. See `RestSite`."""
         self.where = f"site {site}"
         self.base = url.rstrip("/")
         self.requests: Counter[str] = Counter()

@@ -150,6 +150,18 @@ async def test_jobs_fill_all_nodes_of_an_allocation() -> None:
     assert (await look(site)).reason is Reason.ALLOCATION_ENDED
 
 
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("time", Reason.TIME_LIMIT), ("stop", Reason.CANCELLED), ("pool", Reason.ALLOCATION_ENDED),
+        ("0", Reason.SUCCESS), ("3", Reason.EXIT_CODE),
+    ],
+)  # fmt: skip
+async def test_an_agent_says_how_a_job_has_ended(how: str, reason: Reason) -> None:
+    state = await look(await opened(Listed(f"done.{how}.job")))
+    assert (state.phase, state.reason) == (Phase.ENDED, reason)
+
+
 async def test_a_cancelled_job_requests_no_allocation() -> None:
     listed = Listed(READY, "stop.job")
     await look(await opened(listed))

@@ -221,12 +221,17 @@ class Agent:
             self._remove(mine)
 
     def _promote(self) -> None:
-        here = rf"(ready|behind|run\.{self._tag})\..*"
-        there, elsewhere, done = (
-            {name.rpartition(".")[2] for name in self._names(pattern)}
-            for pattern in (here, r"run\..*", r"done\.(?!pool\.).*")
-        )
-        done -= elsewhere
+        ended = {
+            name
+            for name in self._names(r"run\..*")
+            if (owner := name.split(".")[1]) != self._tag and not self._names(f"pool.{owner}")
+        }
+        there = {
+            name.rpartition(".")[2]
+            for name in self._names(r"(ready|behind|run)\..*")
+            if name not in ended  # an agent may have died between the end of its job and the file's
+        }
+        done = {name.rpartition(".")[2] for name in self._names(r"done\.(?!pool\.).*")}
         done |= {
             path.rpartition("/")[2].partition(".")[0]
             for path in self._world.files

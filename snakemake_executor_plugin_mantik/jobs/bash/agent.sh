@@ -85,12 +85,11 @@ _p_tidy() {
 } 2> /dev/null
 
 # Succeeds if the job $1, BUCKET/JOB, has ended: it has a marker, or a file says how. One that ended with
-# its allocation is submitted again; one that another allocation has taken may have died after its job.
+# its allocation is submitted again.
 _p_is_over() {
   local -a found
-  [ "${_p_open[${1##*/}]-}" != here ] || return
-  found=(../../tries/"$1".[0-9]*)
-  [ -n "${_p_open[${1##*/}]-}" ] || found+=(done.[!p]*."${1##*/}")
+  [ -z "${_p_open[${1##*/}]-}" ] || return
+  found=(../../tries/"$1".[0-9]* done.[!p]*."${1##*/}")
   (( ${#found[@]} ))
 }
 
@@ -110,12 +109,15 @@ _p_promote() {
 
 # Looks at all jobs that are behind others. Where jobs end here, `_p_reap` looks at their followers.
 _p_read_behind() {
-  local file before
+  local file before owner
   local -a files=(behind.*)
   _p_followers=() _p_open=()
   (( ${#files[@]} )) || return
-  for file in run.*; do _p_open[${file##*.}]=elsewhere; done
-  for file in "${files[@]}" ready.* run."$_p_alloc".*; do _p_open[${file##*.}]=here; done
+  for file in "${files[@]}" ready.* run."$_p_alloc".*; do _p_open[${file##*.}]=yes; done
+  for file in run.*; do  # an agent may have died between the end of its job and that of the file
+    owner=${file#run.} owner=${owner%%.*}
+    [ ! -e "pool.${owner%+*}" ] || _p_open[${file##*.}]=yes
+  done
   for file in "${_p_succeeded[@]}"; do unset "_p_open[${file##*.}]"; done
   for file in "${files[@]}"; do
     if [ -z "${_p_behind[$file]+yes}" ]; then

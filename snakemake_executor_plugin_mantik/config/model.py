@@ -5,6 +5,7 @@ the unit that a value is normalised to. `reading.read_backend_config` reads file
 """
 
 import re
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -269,7 +270,8 @@ class BackendConfig(ConfigSection):
     @property
     def all_environments(self) -> Mapping[str, EnvironmentConfig]:
         """Return all environments by name; that of `Environment` is empty."""
-        return {"": self.environment, **self.environments}
+        # A view: the environments of an invalid config's stand-in have no list of names.
+        return ChainMap(self.environments, {"": self.environment})
 
     @property
     def keyed_environments(self) -> Iterator[tuple[str, EnvironmentConfig]]:

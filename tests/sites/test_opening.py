@@ -27,6 +27,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.files import read_user
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite, queue_limits
+from snakemake_executor_plugin_mantik.sites.unicore.files import find_storage
 from tests.support.benches import any_site, firecrest_site, in_use, open_and_close
 from tests.support.parrot import Parrot, Say
 
@@ -174,6 +175,19 @@ def test_workspaces_that_cannot_be(workspace: str | None, storage: str | None) -
             workspace=workspace,
             storage=storage,
         )
+
+
+@pytest.mark.parametrize(
+    ("path", "storage", "below"),
+    [
+        ("/home/me/ws", "HOME", "ws"),
+        ("/home/me", "ROOT", "home/me"),
+        ("/home/merge", "ROOT", "home/merge"),
+    ],
+)
+def test_storages_of_absolute_paths(path: str, storage: str, below: str) -> None:
+    """A workspace cannot be the whole of a storage: one that holds more does as well."""
+    assert find_storage({"HOME": "/home/me/", "ROOT": "/"}, path) == (storage, below)
 
 
 def test_home_where_there_is_no_scratch() -> None:

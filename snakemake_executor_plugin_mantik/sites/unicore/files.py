@@ -315,12 +315,12 @@ def find_storage(mounts: Mapping[str, str], workspace: str) -> tuple[str, str] |
     """Find the storage that holds the absolute path `workspace`, and the path below its mount.
 
     `mounts` has the absolute mount points by storage. Returns None if no storage holds the
-    workspace; of several, the one mounted deepest.
+    workspace; of several, the one mounted deepest, but rather above the workspace than at it.
     """
     workspace = posixpath.normpath(workspace)
     roots = {storage: posixpath.normpath(mount) for storage, mount in mounts.items()}
     holding = [name for name, root in roots.items() if is_at(workspace, root.rstrip("/"))]
     if not holding:
         return None
-    storage = max(holding, key=lambda each: len(roots[each]))
+    storage = max(holding, key=lambda each: (roots[each] != workspace, len(roots[each])))
     return storage, workspace.removeprefix(roots[storage]).strip("/")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.tracking.overview import DETACHED
+from snakemake_executor_plugin_mantik.tracking.publishing import DETACHED
 from snakemake_executor_plugin_mantik.tracking.run import PARENT_RUN_TAG, WAITING_REASON
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 from tests.support.command import smk_mantik

@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.runs.store import RunStore
-from snakemake_executor_plugin_mantik.tracking import overview, process
+from snakemake_executor_plugin_mantik.tracking import process, publishing
 from snakemake_executor_plugin_mantik.tracking.cursor import Log, LoggedRun, open_log
 from snakemake_executor_plugin_mantik.tracking.process import Worker
 from snakemake_executor_plugin_mantik.tracking.publishing import RETRY_OF
@@ -158,7 +158,7 @@ def test_no_long_tag_and_no_picture_holds_up_the_rest(
     def broken(_: object) -> None:
         raise ZeroDivisionError("no room for a box")
 
-    monkeypatch.setattr(overview, "render_files", broken)
+    monkeypatch.setattr(publishing, "render_files", broken)
     long = directory.job("n" * 999)
     directory.journal.submitting(long.id, "q" * 9999)
     directory.journal.submitted(long.id, "1")

@@ -1,7 +1,7 @@
 """Types of the values in a backend config, with their validation.
 
 A document's scalars arrive as text, boolean or a number that remembers how it was written
-(`documents.Written…`). Each error message names the allowed values and the one found.
+(`reading.Written…`). Each error message names the allowed values and the one found.
 """
 
 import ipaddress

@@ -1,7 +1,7 @@
 """Read MLproject files as MLflow does, and report every mistake with its line and key.
 
 MLflow reads them with PyYAML, whose YAML 1.1 has rules of its own (`yes` is True, 010 is 8, `<<`
-merges). So this module uses PyYAML, too, and not the stricter `config.documents`. It accepts what
+merges). So this module uses PyYAML, too, and not the stricter `config.reading`. It accepts what
 MLflow accepts and can run, and warns about likely mistakes.
 """
 

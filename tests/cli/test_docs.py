@@ -15,8 +15,11 @@ from typer.testing import CliRunner
 from snakemake_executor_plugin_mantik.cli import _app
 from snakemake_executor_plugin_mantik.cli.docs import documentation_pages
 from snakemake_executor_plugin_mantik.common.errors import ConfigError
-from snakemake_executor_plugin_mantik.config.documents import DocumentError, read_document
-from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
+from snakemake_executor_plugin_mantik.config.reading import (
+    DocumentError,
+    parse_backend_config,
+    read_document,
+)
 from tests.support.corners import RIGHT, WRONG
 
 ROOT = Path(__file__).parents[2]

@@ -9,16 +9,14 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError
-from snakemake_executor_plugin_mantik.config.documents import (
-    DocumentError,
-    find_duplicates,
-    read_document,
-)
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import (
+    DocumentError,
+    find_duplicates,
     parse_backend_config,
     read_backend_config,
     read_configs,
+    read_document,
 )
 from snakemake_executor_plugin_mantik.config.values import as_written
 

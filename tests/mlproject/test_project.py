@@ -12,7 +12,6 @@ import pytest
 
 from snakemake_executor_plugin_mantik import mlproject
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
-from snakemake_executor_plugin_mantik.mlproject import project_sources
 from snakemake_executor_plugin_mantik.mlproject.single_rule import collect_outputs
 
 MLPROJECT = """\
@@ -132,7 +131,7 @@ def test_a_name_and_a_content_are_told_apart(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for path, text in files.items():
             (tmp_path / name / path).write_text(text)
-    assert len({project_sources.project_digest(tmp_path / name, None) for name in "abc"}) == 3
+    assert len({mlproject.project.project_digest(tmp_path / name, None) for name in "abc"}) == 3
 
 
 def test_exclude(folder: Path) -> None:
@@ -151,7 +150,7 @@ def test_too_much_is_told_and_not_read(folder: Path, monkeypatch: pytest.MonkeyP
     with (folder / "weights.bin").open("wb") as file:
         file.truncate(50 << 30)
     assert definition(folder) == before
-    monkeypatch.setattr(project_sources, "TOTAL_LIMIT", 10)
+    monkeypatch.setattr(mlproject.project, "TOTAL_LIMIT", 10)
     with pytest.raises(UserError, match="are larger than"):
         definition(folder)
 

@@ -25,7 +25,7 @@ from snakemake.iocontainers import (
     Wildcards,
 )
 
-from snakemake_executor_plugin_mantik.rules.kinds.languages import RUNNER, NodeTmpdir, encode_object
+from snakemake_executor_plugin_mantik.rules.kinds.scripts import RUNNER, NodeTmpdir, encode_object
 from snakemake_executor_plugin_mantik.rules.onsite import mantik_script
 from tests.support.scripts import named
 

@@ -5,7 +5,7 @@ This file is uploaded with the jobs. It needs Python 3.7 and the standard librar
     python3 mantik_script.py SCRIPT PLACE SEARCH < DATA
 
 SCRIPT holds the script's text, PLACE is the script's own path as it sees it, SEARCH is the
-directory of modules beside it, and DATA is the job as `rules/kinds/languages.py` encoded it.
+directory of modules beside it, and DATA is the job as `rules/kinds/scripts.py` encoded it.
 The script is compiled under the name PLACE, so that tracebacks name its own file and lines.
 
 The object follows Snakemake's documentation of scripts. Tests compare it with Snakemake's own.
@@ -208,7 +208,7 @@ def _converted(kind: str, value: Any) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles the data that `rules/kinds/languages.py` wrote."""
+    """Unpickles the data that `rules/kinds/scripts.py` wrote."""
 
     def persistent_load(self, pid: Any) -> Any:
         kind, *rest = pid

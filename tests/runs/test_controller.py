@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from snakemake_executor_plugin_mantik.cli.runs import runs_app
-from snakemake_executor_plugin_mantik.cli.runtable import run_details, run_lines
+from snakemake_executor_plugin_mantik.cli.runs import run_details, run_lines, runs_app
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import Journal

@@ -178,10 +178,10 @@ class Behind(Worker):
         First wait until a try of it that is not wanted any more is over. No job is submitted behind
         it until it is `submitted`: it may be unwanted, too.
         """
-        self.forget(request)
         while (ahead := self._ahead.get(request.job)) is not None and ahead.task is not None:
             await ahead.over()
             self._sent(ahead)
+        self.forget(request)
         while tasks := [task for job, task in self._ending.values() if job == request.job]:
             await asyncio.wait(tasks)
         self._wanted.pop(request.job, None)

@@ -301,3 +301,27 @@ def test_no_try_is_made_behind_one_that_fails_while_its_files_are_looked_at(
 
     session = play(world, scenario)
     assert session.sites["sim"].calls["submit"] == 1
+
+
+def test_no_job_is_submitted_behind_one_that_is_requested_otherwise_while_it_is_sent(
+    play: Player,
+) -> None:
+    old = behind(1, request(0))
+    new = replace(old, command="make 1 of something else", unmade={})
+    world = World(duration=lambda spec: 1000.0 if spec.command == old.command else 1.0)
+
+    async def scenario(session: Session) -> None:
+        def fault(method: str, about: str) -> Fault:
+            second = (method, len(world.jobs)) == ("submit", 1)
+            return "slowly" if second or method == "cancel" else ""
+
+        session.sites["sim"].fault = fault
+        session.engine.proposed(old)
+        session.engine.proposed(behind(2, new))
+        await session.engine.committed(await session.engine.job(request(0)))
+        assert (await session.engine.job(new)).succeeded
+        assert [record.name for record in session.journal.open_ahead()] == [request(2).name]
+        await session.engine.closed(tidy=True)
+
+    session = play(world, scenario)
+    assert session.sites["sim"].calls["submit"] == 4

@@ -325,3 +325,26 @@ def test_no_job_is_submitted_behind_one_that_is_requested_otherwise_while_it_is_
 
     session = play(world, scenario)
     assert session.sites["sim"].calls["submit"] == 4
+
+
+def test_a_job_that_was_submitted_ahead_is_watched_although_no_slot_is_free(play: Player) -> None:
+    """The others hold all slots for a long time: `MaxJobs` is 4."""
+    jobs = [request(0), behind(1, request(0))]
+    long = [request(number) for number in range(2, 6)]
+    world = World(duration=lambda spec: 10.0 if named(0)(spec) or named(1)(spec) else 10_000.0)
+
+    async def scenario(session: Session) -> None:
+        session.engine.proposed(jobs[1])
+        assert (await session.engine.job(jobs[0])).succeeded
+        while not any(run.job == jobs[1].name for run in world.runs):
+            await asyncio.sleep(1.0)
+        for job in long:
+            session.engine._start(job)
+        while len(world.jobs) < 2 + len(long):
+            await asyncio.sleep(1.0)
+        assert (await session.engine.job(replace(jobs[1], unmade={}))).succeeded
+        assert world.now < 1000.0
+        await session.engine.cancelled(300.0)
+        await session.engine.closed(tidy=True)
+
+    play(world, scenario)

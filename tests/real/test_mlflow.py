@@ -16,9 +16,9 @@ from tests.support.ports import free_port
 from tests.support.s3 import S3, rclone
 from tests.support.sandbox import wait_for
 from tests.tracking import test_life
-from tests.tracking.conftest import HEAD, Tracked, TrackingServer, rule, tracked
+from tests.tracking.conftest import HEAD, Tracked, TrackingServer, python, rule, tracked
 
-__all__ = ["tracked"]
+__all__ = ["python", "tracked"]
 
 pytestmark = pytest.mark.software("MLflow")
 

@@ -162,6 +162,13 @@ class Runs:
         self.project.close()
 
 
+@pytest.fixture(autouse=True)
+def _own_tracking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let MLflow forget after a test the URI that it keeps for the whole process."""
+    monkeypatch.setattr("mlflow.tracking._tracking_service.utils._tracking_uri", None)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
 @pytest.fixture
 def store_uri(empty_store: Path, tmp_path: Path) -> str:
     shutil.copyfile(empty_store, tmp_path / "runs.db")

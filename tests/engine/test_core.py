@@ -231,7 +231,7 @@ def test_cancel_tells_what_does_not_confirm(
     with_journal.close()
 
 
-def test_cancel_tells_of_a_site_that_could_not_be_opened(
+def test_cancel_names_the_jobs_of_a_site_that_could_not_be_opened(
     start: Start, world: World, tmp_path: Path
 ) -> None:
     world.duration = lambda spec: 1000.0

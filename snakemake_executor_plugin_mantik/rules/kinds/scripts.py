@@ -372,7 +372,7 @@ class _Notebook(RJupyterNotebook):  # type: ignore[misc] # Snakemake's classes a
 
 def _of(language: type[made.ScriptBase]) -> Callable[[_ScriptContext], str]:
     """Return a function that renders Snakemake's own preamble of a language."""
-    return lambda told: str(language(**told.arguments).get_preamble())
+    return lambda context: str(language(**context.arguments).get_preamble())
 
 
 def _python(more: str) -> Callable[[_ScriptContext], str]:
@@ -381,15 +381,15 @@ def _python(more: str) -> Callable[[_ScriptContext], str]:
     `more` is code that follows it, in which `{place}` stands for the script's own path.
     """
 
-    def preamble(told: _ScriptContext) -> str:
+    def preamble(context: _ScriptContext) -> str:
         modules = f"{_HOME_MARK}/{os.path.dirname(_runner_upload().path)}"
-        search = f"{_HOME_MARK}/{told.file.at_site}"
+        search = f"{_HOME_MARK}/{context.file.at_site}"
         return (
             f"import sys; sys.path.insert(0, {modules!r});"
             " from mantik_script import names; sys.path.pop(0);"
-            f" globals().update(names({encode_object(told.snakemake)!r}, {told.place!r},"
+            f" globals().update(names({encode_object(context.snakemake)!r}, {context.place!r},"
             f" {search!r}));"
-            f" {more.format(place=told.place)}\n"
+            f" {more.format(place=context.place)}\n"
         )
 
     return preamble
@@ -440,12 +440,12 @@ _LANGUAGES = {
     "hy": _Language("Hy", made.HyScript, _python(_FILE), 'hy "$mantik_script"'),
     "jupyter_python": _Language("Jupyter", _Notebook, _python(f"import os; os.chdir({_CWD!r})")),
     "jupyter_r": _Language(
-        "Jupyter", _Notebook, lambda told: f"{_of(made.RScript)(told)}setwd({_CWD!r})\n"
+        "Jupyter", _Notebook, lambda context: f"{_of(made.RScript)(context)}setwd({_CWD!r})\n"
     ),
 }  # fmt: skip
 
 
-def _write_preamble(language: _Language, told: _ScriptContext) -> tuple[str, str]:
+def _write_preamble(language: _Language, context: _ScriptContext) -> tuple[str, str]:
     """Return the script with its preamble, split into the job's part and the file's part.
 
     Raises:
@@ -455,24 +455,24 @@ def _write_preamble(language: _Language, told: _ScriptContext) -> tuple[str, str
 
     def whole(preamble: str) -> str:
         buffer = BytesIO()
-        language.made_by(**told.arguments).write_script(preamble, buffer)
+        language.made_by(**context.arguments).write_script(preamble, buffer)
         return buffer.getvalue().decode()
 
     try:
-        text = whole(language.preamble(told))
+        text = whole(language.preamble(context))
         other = whole(_PREAMBLE)
     except StopIteration as error:
         # Snakemake writes the preamble behind the header, after the second line of `---`.
         raise UserError(
-            f"{told.file.name} has no header",
-            where=f"rule {told.snakemake.rule}",
+            f"{context.file.name} has no header",
+            where=f"rule {context.snakemake.rule}",
             do="Add a header between two lines of --- at the beginning of the R Markdown file",
         ) from error
     except (TypeError, ValueError) as error:
         raise UserError(
             f"params or config contain a value that cannot be expressed in {language.name}"
             f" ({error})",
-            where=f"rule {told.snakemake.rule}",
+            where=f"rule {context.snakemake.rule}",
             do="Use plain values: text, numbers, lists, mappings",
         ) from error
     ends = zip(reversed(text), reversed(other), strict=False)

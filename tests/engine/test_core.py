@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, PlaceTaken
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.engine import place
@@ -245,6 +245,19 @@ def test_cancel_names_the_jobs_of_a_site_that_could_not_be_opened(
 
     assert [record.name for record in second.cancel(at_once=True)] == ["job-1"]
     second.close(tidy=False)
+
+
+def test_cancel_names_the_jobs_of_a_place_that_another_controller_leads(
+    start: Start, world: World
+) -> None:
+    world.duration = lambda spec: 1000.0
+    engine = start()
+    engine.submit(request(1))
+    wait_until(lambda: world.runs)
+    engine._runners["sim"].place.lead.deposed = PlaceTaken("another controller leads there")
+
+    assert [record.name for record in engine.cancel()] == ["job-1"]
+    assert not any(run.ended for run in world.runs)
 
 
 def test_cancelling_that_is_not_waited_for_ends_with_the_engine(

@@ -20,6 +20,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from snakemake_executor_plugin_mantik.cli.watch import jobs_table
+from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.journal import read_history
 from snakemake_executor_plugin_mantik.staging.sources import REPORT_FILE
 from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
@@ -145,4 +146,7 @@ def show_runs() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except MantikError as error:
+        sys.exit(str(error))

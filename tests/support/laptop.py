@@ -246,6 +246,10 @@ def run_all(works: Mapping[Session, Coroutine[Any, Any, None]]) -> None:
 
     for session, work in works.items():
         session.begin(work, partial(over, session))
+    lost = list[str]()
+    loop.set_exception_handler(
+        lambda _, context: lost.append(f"{context['message']}: {context.get('exception')!r}")
+    )
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -261,6 +265,7 @@ def run_all(works: Mapping[Session, Coroutine[Any, Any, None]]) -> None:
         loop.close()
         for session in works:
             session.bury()
+    assert not lost or any(session.died for session in works), f"nobody takes errors: {lost}"
 
 
 def no_sources() -> Sources:

@@ -560,10 +560,18 @@ class World:
         return JobState(start.phase, start.reason, scheduler_id=number)
 
     def lacks_marker(self, try_id: str) -> bool:
-        """Whether a try's job has failed by itself and its marker is not there any more."""
-        jobs = [job for job in self._all_jobs if job.tag == try_id]
-        failed = any(s.reason is Reason.EXIT_CODE for job in jobs for s in job.starts)
-        return failed and all(job.spec.paths.marker(1) not in self.files for job in jobs)
+        """Whether a try's job has failed by itself and its marker is not there any more.
+
+        An agent says no more of one than its exit code, whoever has ended it.
+        """
+        starts = [(job, one) for job in self._all_jobs if job.tag == try_id for one in job.starts]
+        failed = any(
+            one.reason is Reason.EXIT_CODE or (job in self.pooled and one.code)
+            for job, one in starts
+        )
+        return failed and all(
+            job.spec.paths.marker(one.code) not in self.files for job, one in starts
+        )
 
     # What the script does
 
@@ -620,7 +628,7 @@ class World:
         self.after(self.duration(job.spec), partial(self._finish, job, start, None))
 
     def _start_agent(self, job: _Job, start: _Start) -> None:
-        start.phase = Phase.RUNNING
+        start.phase, start.reason = Phase.RUNNING, None
         fate = job.fate
 
         def deny(denied: bool) -> None:

@@ -35,8 +35,10 @@ _TESTS: Final = (
     "tests/faults/test_schedules.py",
 )
 _SEEDS: Final = "0-79"
-_HANGS_S: Final = 3600
-"""Seconds after which tests hang, which is noticed."""
+_HANGS_S: Final = 300
+"""Seconds after which a test hangs, which is noticed."""
+_MOST: Final = 1 / 25
+"""Share of changes that may go unnoticed: at some places both ways are right."""
 _SWAPS: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -97,18 +99,15 @@ def is_noticed(mutation: Mutation) -> bool:
         (copy / mutation.module).write_text(mutation.text)
         words = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not software and not nightly"]
         environment = os.environ | {"MANTIK_SEEDS": _SEEDS, "TMPDIR": directory}
-        try:
-            ended = subprocess.run(
-                [*words, "-p", "no:cacheprovider", *_TESTS], cwd=copy, env=environment,
-                capture_output=True, timeout=_HANGS_S, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return True
+        words += ["-p", "no:cacheprovider", f"--timeout={_HANGS_S}"]
+        ended = subprocess.run(
+            [*words, *_TESTS], cwd=copy, env=environment, capture_output=True, check=False
+        )
     return ended.returncode != 0
 
 
 def main() -> int:
-    """Try the changes; return how many no test has noticed."""
+    """Try the changes; return 1 if the tests notice too few."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=int(time.time() // 86400))
@@ -126,8 +125,8 @@ def main() -> int:
                 where = f"{mutation.module}:{mutation.line}"
                 print(f"{where}: {mutation.before} → {mutation.after}", flush=True)
     print(f"{chosen.count - unnoticed} of {chosen.count} changes were noticed (seed {chosen.seed})")
-    return unnoticed
+    return int(unnoticed > _MOST * chosen.count)
 
 
 if __name__ == "__main__":
-    sys.exit(min(main(), 1))
+    sys.exit(main())

@@ -78,7 +78,7 @@ _m_finish() {
     code=$_m_command_code
   fi
   printf 'code=%s\n' "$code" >&"$_m_state"
-  _m_run_after 0
+  _m_run_after
   exit "$code"
 }
 
@@ -147,7 +147,7 @@ _m_only_after() {
   umask "$_m_umask"
   trap '' TERM
   _m_export_variables
-  _m_run_after 0
+  _m_run_after
 }
 
 _m_read_secrets() {

@@ -289,6 +289,7 @@ class Watcher:
         for watched in self._watched.values():
             if not watched.future.done():
                 watched.future.set_exception(error)
+                watched.future.exception()  # nobody may wait for it any more
         self._watched.clear()
 
     async def cycle(self) -> None:

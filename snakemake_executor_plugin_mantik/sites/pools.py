@@ -180,9 +180,14 @@ class _Pools:
         if gathered.task is None:
             gathered.task = asyncio.create_task(self._send(name))
             self._sending.add(gathered.task)
-            gathered.task.add_done_callback(self._sending.discard)
+            gathered.task.add_done_callback(self._was_sent)
         await asyncio.shield(gathered.task)
         return job_id(name, submission.tag)
+
+    def _was_sent(self, task: "asyncio.Task[None]") -> None:
+        self._sending.discard(task)
+        if not task.cancelled():
+            task.exception()  # those who wait for it have it, unless they were cancelled
 
     async def _send(self, name: str) -> None:
         """Send the jobs that gather for a pool, and see to it that it has allocations."""

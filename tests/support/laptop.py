@@ -248,7 +248,7 @@ def run_all(works: Mapping[Session, Coroutine[Any, Any, None]]) -> None:
         session.begin(work, partial(over, session))
     lost = list[str]()
     loop.set_exception_handler(
-        lambda _, context: lost.append(f"{context['message']}: {context.get('exception')!r}")
+        lambda _, context: lost.append(f"{context['message']}: {context.get('future')}")
     )
     asyncio.set_event_loop(loop)
     try:

@@ -56,6 +56,9 @@ WALLTIME_MIN = 170
 """Minutes that a job of a pool requests."""
 LOST_S = 40 * DAY_S
 """A run that takes as long waits for something that never comes."""
+YOUNG_S = 90.0
+"""Age of a copy of the journal up to which nothing at the place may say that it is one: a run
+writes a spare there each minute."""
 UNTOLD = {"answers", "outages", "strays", "late", "lost", "restarts"}
 """Where these happen, nobody may tell who ended a job that says itself that it was ended."""
 SWEPT = {"purges", "tampers"}
@@ -142,6 +145,7 @@ class Play:
         self._copy: Play | None = None
         self._again: Session | None = None
         self._outdated: set[str] = set()
+        self._backed_up = 0.0
         self._intruder: Play | None = None
         self._versions: dict[str, list[bytes]] = defaultdict(list)
         self._settled: dict[str, float] = {}
@@ -373,6 +377,7 @@ class Play:
         for path in self._saved.rglob("*"):
             if path.is_file() and not (self._state / path.relative_to(self._saved)).exists():
                 path.unlink()
+        self._backed_up = self.now
         if self._state.exists():
             shutil.copytree(
                 self._state, self._saved, dirs_exist_ok=True, copy_function=_copy_what_changed
@@ -398,6 +403,7 @@ class Play:
         how = chance.choice(("removed", "emptied", "restored", "cut"))
         if how in ("restored", "cut") and not (self._saved / journal.name).exists():
             return
+        before = {record.id for record in self._journal()}
         for path in self._state.glob(f"{journal.name}*"):
             path.unlink()
         match how:
@@ -408,17 +414,22 @@ class Play:
             case "restored":
                 shutil.rmtree(self._state)
                 shutil.copytree(self._saved, self._state)
+                if self.now - self._backed_up < YOUNG_S:  # no number was taken at the place since
+                    self._outdated |= before - {record.id for record in self._journal()}
             case _:  # its spare is newer
                 for path in self._saved.glob(f"{journal.name}*"):
                     shutil.copy(path, self._state)
         self.schedule.happened["journals lost or put back"] += 1
 
+    def _journal(self) -> Sequence[TryRecord]:
+        there = (self._state / "journal.sqlite").exists()
+        return read_history(self._state) if there else ()
+
     def _note_outdated(self) -> None:
         """What was made of a try's outputs is not wanted if that try is not, after all."""
-        there = (self._state / "journal.sqlite").exists()
         self._outdated |= {
             record.id
-            for record in (read_history(self._state) if there else ())
+            for record in self._journal()
             if record.state is TryState.ABANDONED
             and (record.after or record.name in self._read_temporary)
         }

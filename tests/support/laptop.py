@@ -30,6 +30,24 @@ WRITES = frozenset({"write", "write_bytes", "unpack", "settle", "_begin"})
 """What the engine has threads do that writes files."""
 
 
+CHECKS = """
+CREATE TEMP TRIGGER changed BEFORE UPDATE ON tries BEGIN
+    SELECT RAISE(ABORT, 'a try went back') WHERE instr(:order, OLD.state) > instr(:order, NEW.state);
+    SELECT RAISE(ABORT, 'a try that is over changed its state')
+        WHERE OLD.state IN ('done', 'abandoned') AND NEW.state <> OLD.state;
+    SELECT RAISE(ABORT, 'a try that is not submitted has ended')
+        WHERE NEW.state = 'ended' AND OLD.state NOT IN ('submitting', 'submitted', 'ended');
+    SELECT RAISE(ABORT, 'a try is done that has not ended')
+        WHERE NEW.state = 'done' AND OLD.state NOT IN ('ended', 'done');
+    SELECT RAISE(ABORT, 'a try ended in no way')
+        WHERE NEW.state IN ('ended', 'abandoned') AND NEW.outcome = '';
+END;
+CREATE TEMP TRIGGER logged BEFORE INSERT ON events WHEN NEW.kind = 'ended' BEGIN
+    SELECT RAISE(ABORT, 'a try ended twice')
+        FROM events WHERE subject = NEW.subject AND kind = 'ended';
+END;
+""".replace(":order", "' planned submitting submitted ended done abandoned'")
+"""What must hold of each step that the journal records."""
 UPLOAD_BYTES = 2000
 """Most bytes that go up in one request: so few that many bundles go up in parts."""
 FULL = 2
@@ -126,6 +144,7 @@ class Session:
         self._left: float = float("inf")
         self._dead = self.died = False
         self.journal = Journal(workdir / ".snakemake/mantik")
+        self.journal.db.executescript(CHECKS)
         self._write = self.journal.write
         self.journal.write = self._written  # type: ignore[method-assign]
         self._sync()

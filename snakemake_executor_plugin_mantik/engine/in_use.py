@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from ..common.errors import SiteRejected
 from ..jobs.paths import display_path, is_outside, local_path
-from ..journal import MADE, FileRecord, TryRecord
+from ..journal import MADE, FileRecord, TryRecord, TryState
 from ..sites.base import is_rest_safe
 from ..staging.local import LocalFile
 from .adopt import ended_since_message
@@ -64,12 +64,16 @@ class InUse:
     async def _settle(self, records: Iterable[TryRecord]) -> list[TryRecord]:
         """Return those tries that may still run; what the others have used is free from now on.
 
+        One of this run may be about to be submitted: its use is noted before that.
+
         Raises:
             SiteError: the site does not answer.
         """
         open_tries = []
-        running = [record for record in records if record.may_run]
-        for record in running:
+        for record in records:
+            about_to = record.state is TryState.PLANNED and record.id in self._own
+            if not (record.may_run or about_to):
+                continue
             if record.id in await self._look(record.paths.tries):
                 self._journal.uses.end(record.id)
             else:

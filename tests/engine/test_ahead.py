@@ -327,6 +327,31 @@ def test_no_job_is_submitted_behind_one_that_is_requested_otherwise_while_it_is_
     assert session.sites["sim"].calls["submit"] == 4
 
 
+def test_a_job_runs_again_only_when_one_behind_its_former_try_has_ended(play: Player) -> None:
+    """That one was just about to be submitted when Snakemake did not take what it reads."""
+    late = replace(behind(1, request(0)), secrets={"TOKEN": "x"})
+    submitted: list[tuple[str, list[str]]] = []
+
+    async def scenario(session: Session) -> None:
+        def note(spec: JobSpec) -> Fate:
+            submitted.append((spec.name, [r.name for r in session.journal.open_ahead()]))
+            return Fate()
+
+        world.fate = note
+        session.sites["sim"].fault = lambda method, about: "slowly" if "secrets" in about else ""
+        session.engine.proposed(late)
+        outcome = await session.engine.job(request(0))
+        await session.engine.committed(outcome, taken=False)
+        assert (await session.engine.job(request(0))).succeeded
+        await session.engine.closed(tidy=True)
+
+    world = World(duration=lambda spec: 1.0)
+    play(world, scenario)
+    first, behind_it, again = [name for name, _ in submitted[:3]]
+    assert (first, behind_it, again) == (request(0).name, late.name, request(0).name)
+    assert submitted[2][1] == []
+
+
 def test_a_job_that_was_submitted_ahead_is_watched_although_no_slot_is_free(play: Player) -> None:
     """The others hold all slots for a long time: `MaxJobs` is 4."""
     jobs = [request(0), behind(1, request(0))]

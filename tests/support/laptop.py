@@ -32,7 +32,8 @@ WRITES = frozenset({"write", "write_bytes", "unpack", "settle", "_begin"})
 
 CHECKS = """
 CREATE TEMP TRIGGER changed BEFORE UPDATE ON tries BEGIN
-    SELECT RAISE(ABORT, 'a try went back') WHERE instr(:order, OLD.state) > instr(:order, NEW.state);
+    SELECT RAISE(ABORT, 'a try went back')
+        WHERE instr(:order, OLD.state) > instr(:order, NEW.state);
     SELECT RAISE(ABORT, 'a try that is over changed its state')
         WHERE OLD.state IN ('done', 'abandoned') AND NEW.state <> OLD.state;
     SELECT RAISE(ABORT, 'a try that is not submitted has ended')

@@ -127,6 +127,7 @@ class Stager(Holdings):
         self._source_bundles: set[str] = set()
         self._sources_lost = False
         self._numbered: dict[str, dict[str, int]] = {}
+        self._missed = set[str]()
         self._sending = asyncio.Lock()
 
     def _distrust(self) -> None:
@@ -377,6 +378,16 @@ class Stager(Holdings):
         self._distrust()
         self.gone(list(self._ledger.uploaded_bundles(self._place)))
         self._sources_lost = True
+
+    def missed(self, paths: Sequence[str]) -> None:
+        """Note inputs that a job has not found with their contents, although these were sent.
+
+        If that happens again, another content with a greater number lies there: a controller of
+        which nothing is known any more has sent it.
+        """
+        self._ledger.outnumber(self._place, self._missed.intersection(paths))
+        self._missed.update(paths)
+        self.lost(paths)
 
     def lost(self, paths: Sequence[str]) -> None:
         """Forget the records of these paths and of all paths below them.

@@ -18,6 +18,8 @@ MADE = ""
 """In place of the checksum of a file that a try makes: its content is not known before."""
 
 
+_FAR = 10**6
+"""Added to the number of a content that must exceed unknown ones."""
 _MOST_UNDECLARED = 10_000
 """Most undeclared files that the journal lists; the latest count."""
 
@@ -400,6 +402,14 @@ class FileLedger:
             "INSERT OR REPLACE INTO numbered VALUES (?, ?, ?, ?)", place, path, number, sha256
         )
         return number
+
+    def outnumber(self, place: str, paths: Iterable[str]) -> None:
+        """Let the next contents of some paths have far greater numbers than any that is known."""
+        self._database.change_each(
+            "INSERT INTO numbered VALUES (?, ?, ?, '')"
+            " ON CONFLICT (place, path) DO UPDATE SET number = number + ?, sha256 = ''",
+            [(place, path, _FAR, _FAR) for path in paths],
+        )
 
     def superseded(self, place: str, file: FileRecord) -> bool:
         """Check whether another content was uploaded for the file's path since."""

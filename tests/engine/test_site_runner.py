@@ -47,6 +47,16 @@ def test_purged_again_and_again_is_told(tmp_path: Path) -> None:
         run_one(tmp_path, world)
 
 
+def test_what_an_unknown_controller_has_sent_last_is_replaced_in_the_end(tmp_path: Path) -> None:
+    """A number lies there that is greater than any that the journal knows, which has no lease."""
+    (tmp_path / "data").write_text("mine")
+    world = World()
+    world.write("data", b"theirs")
+    world.write(".mantik/newer/data.n", b"7")
+    assert run_one(tmp_path, world, inputs=("data",)).succeeded
+    assert world.files["data"] == b"mine"
+
+
 def test_command_that_replaces_its_own_input_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("old!")
     world = World()

@@ -5,8 +5,8 @@
 
 Each change swaps a comparison or a logical operator, or removes a `not`, in the rooms that keep the
 promise: the engine, the journal, staging and storage, and in pools. The tests of these rooms and
-random schedules run on a copy of the repository. What none notices is a gap, or a place where both
-ways are right.
+random schedules run on a copy of the repository, then those of whole runs. What none notices is a
+gap, or a place where both ways are right.
 """
 
 import argparse
@@ -30,10 +30,14 @@ _PACKAGE: Final = "snakemake_executor_plugin_mantik"
 _ROOMS: Final = ("engine", "journal", "staging", "storage")
 _POOLS: Final = "sites/pools.py"
 _TESTS: Final = (
-    *(f"tests/{room}" for room in _ROOMS),
-    "tests/sites/test_pools.py",
-    "tests/faults/test_schedules.py",
+    (
+        *(f"tests/{room}" for room in _ROOMS),
+        "tests/sites/test_pools.py",
+        "tests/faults/test_schedules.py",
+    ),
+    ("tests/views", "tests/cli", "tests/adapter", "tests/e2e"),
 )
+"""The second ones take longer: they run where the first ones notice nothing."""
 _SEEDS: Final = "0-79"
 _HANGS_S: Final = 300
 """Seconds after which a test hangs, which is noticed."""
@@ -98,12 +102,16 @@ def is_noticed(mutation: Mutation) -> bool:
         shutil.copytree(ROOT, copy, ignore=left_out, symlinks=True)
         (copy / mutation.module).write_text(mutation.text)
         words = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not software and not nightly"]
-        environment = os.environ | {"MANTIK_SEEDS": _SEEDS, "TMPDIR": directory}
+        environment = os.environ | {
+            "MANTIK_SEEDS": _SEEDS, "TMPDIR": directory, "PYTHONPATH": str(copy),
+        }  # fmt: skip
         words += ["-p", "no:cacheprovider", f"--timeout={_HANGS_S}"]
-        ended = subprocess.run(
-            [*words, *_TESTS], cwd=copy, env=environment, capture_output=True, check=False
+        return any(
+            subprocess.run(
+                [*words, *tests], cwd=copy, env=environment, capture_output=True, check=False
+            ).returncode
+            for tests in _TESTS
         )
-    return ended.returncode != 0
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from ..config.model import BackendConfig
-from ..jobs.paths import local_path, nearest, workspace_below
+from ..jobs.paths import WORKSPACE, local_path, nearest, workspace_below
 from ..jobs.resources import cpus_per_node
 from ..jobs.spec import InputFile, JobSpec, Resources
 from ..journal import FileLedger, JournalCopy, TryRecord, TryState
@@ -26,9 +26,6 @@ from .upload import may_import
 
 TRY: Final = "00000000-0000-4000-8000-000000000000"
 """Placeholder for the UUID of a try."""
-
-WORKSPACE: Final = "/WORKSPACE"
-"""Placeholder for the workspace's path at the site."""
 
 _ENVIRONMENTS: Final = ("apptainer", "container_engine", "pyxis", "uenv", "python")
 """What a command may run in, by the name of the backend config's key."""

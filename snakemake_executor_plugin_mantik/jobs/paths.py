@@ -45,6 +45,8 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+WORKSPACE = "/WORKSPACE"
+"""Placeholder for the path of a workspace that is not known yet."""
 OURS = ".mantik"
 PLACE = f"{OURS}/place"
 TRIES = f"{OURS}/tries"

@@ -18,9 +18,8 @@ from ..common.errors import UserError, shorten_list
 from ..config.exclude import Exclude, Include
 from ..config.model import BackendConfig
 from ..config.reading import LoadedConfig
-from ..engine.forecast import WORKSPACE
 from ..engine.request import Upload
-from ..jobs.paths import file_path
+from ..jobs.paths import WORKSPACE, file_path
 from ..jobs.script import PART_BYTES
 from ..staging.sources import SourceFiles
 from . import Job

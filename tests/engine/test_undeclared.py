@@ -12,7 +12,13 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest, NamedPat
 from snakemake_executor_plugin_mantik.engine.undeclared import UndeclaredFiles, list_brought
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_undeclared
+from snakemake_executor_plugin_mantik.journal import (
+    FileRecord,
+    Journal,
+    TryRecord,
+    TryState,
+    read_undeclared,
+)
 from tests.support.controller import request
 from tests.support.stagers import context_of
 
@@ -72,7 +78,9 @@ def test_what_other_jobs_make_is_not_listed(bench: Bench) -> None:
     bench.journal.files.carry("here", "another try", (), ["earlier"])
     bench.journal.files.carry("elsewhere", "a third one", (), ["free"])
     bench.journal.files.carry("here", RECORD.id, (), ["own"])
-    paths = ["known", "added/z", "earlier/y", "free", "own"]
+    # What came from here, and is not here any more.
+    bench.journal.files.set_remote_files("here", [FileRecord("sent", 1, "0" * 64)])
+    paths = ["known", "added/z", "earlier/y", "free", "own", "sent"]
     assert bench.conclude(paths, asked) == {"free", "own"}
 
 

@@ -168,6 +168,18 @@ async def test_a_cancelled_job_requests_no_allocation() -> None:
     assert not listed.jobs
 
 
+async def test_a_cancelled_job_that_no_agent_has_seen_yet_is_taken_back() -> None:
+    """What an agent has unpacked it removes itself."""
+    listed = Listed(READY.replace(".job", ".seen"))
+    site = await opened(listed)
+    await look(site)
+    await site.submit(Submission("job", "job", "", replace(ONE_CPU, pool="small")))
+    [sent] = [name for name in listed.names if name.startswith("in.")]
+    await site.cancel([job_id("small", "job"), job_id("small", "seen")])
+    assert sent not in listed.names
+    assert {READY.replace(".job", ".seen"), "stop.job", "stop.seen"} <= listed.names.keys()
+
+
 async def test_what_an_allocation_did_is_recorded_until_it_has_ended() -> None:
     """Its agents add up; what is no file of an agent's is passed over."""
     listed = Listed("pool.a", "used.a.n1.100.150", "used.a.n2.90.30", "used.a.n3.x.1", "used.a.1.2")

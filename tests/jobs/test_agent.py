@@ -327,6 +327,20 @@ def test_a_cancelled_job_ends(pool: Allocations) -> None:
     assert not list(pool.directory.glob("stop.*"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_of_an_agent_that_was_ended(
+    pool: Allocations, number: signal.Signals
+) -> None:
+    agent = pool.start(replace(POOL, idle_s=600))
+    [running] = pool.send("exit 0")
+    wait_for(lambda: pool.done() == {running: "0"})
+    below = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    assert below, "what wakes it"
+    agent.send_signal(number)
+    agent.wait(60)
+    wait_for(lambda: not any(Path(f"/proc/{process}").exists() for process in below))
+
+
 def test_a_signal_to_the_allocation_ends_its_jobs(pool: Allocations) -> None:
     [tag] = pool.send("touch begun; exec sleep 100")
     agent = pool.start()

@@ -314,7 +314,9 @@ _p_main() {
   _p_all_memory=$_p_memory _p_all_cpus=$_p_cpus
   _p_find_cpus
   _p_find_gpus
-  exec {_p_tick}<> <(:)
+  # Before bash 5.1, `read -t` hangs if its time is over before it begins to wait: a line each second ends
+  # that. What sends the lines ends with its reader.
+  exec {_p_tick}< <(trap '' TERM INT HUP USR1 USR2; while sleep 1; do echo || exit; done)
   read -r _p_node < /proc/sys/kernel/hostname
   _p_node=${SLURMD_NODENAME:-${_p_node%%.*}}
   _p_used_file='' _p_used_shown=-1 _p_used=0 _p_counted=0 _p_shown=0 _p_began=0
@@ -348,7 +350,7 @@ _p_main() {
     else
       tick=0.2
     fi
-    read -r -t "$tick" -u "$_p_tick" _
+    read -r -t "$tick" -u "$_p_tick" _ || (( $? > 128 )) || sleep "$tick"
   done
   _p_show_used
   _p_show_marks
@@ -359,7 +361,7 @@ _p_main() {
 # Starts an agent on each node, by a step of its own. What one had taken that was killed is free when its
 # step has ended, which leaves none of its processes.
 _p_run() {
-  local n agent file tick
+  local n agent file
   local -a pids=()
   (( _p_nodes > 1 )) || _p_main
   cd -- "$_p_directory" || { echo "mantik: there is no pool $_p_directory"; exit 0; }
@@ -367,14 +369,13 @@ _p_run() {
   agent="$(declare -f; declare -p "${!_p_@}")"$'\n''_p_alloc+=+$_p_number; _p_main'
   trap 'kill -s TERM "${pids[@]}"' TERM INT HUP
   trap : USR1 USR2
-  exec {tick}<> <(:)
   for (( n = 0; n < _p_nodes; n++ )); do
     _p_number=$n srun --nodes=1 --ntasks=1 --relative="$n" --cpus-per-task="$_p_cpus" --overlap \
-      --mpi=none --cpu-bind=none bash -c "$agent" < /dev/null {tick}>&- &
+      --mpi=none --cpu-bind=none bash -c "$agent" < /dev/null &
     pids[n]=$!
   done
   while (( ${#pids[@]} )); do
-    read -r -t 1 -u "$tick" _
+    sleep 1
     for n in "${!pids[@]}"; do
       ! kill -0 "${pids[n]}" 2> /dev/null || continue
       unset "pids[n]"

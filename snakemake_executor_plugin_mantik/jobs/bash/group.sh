@@ -135,7 +135,7 @@ _m_member_ended() {  # handles the end of a member
   # Do not `wait`: a process that the member left behind may keep its output open forever.
   for (( k = 0; k < _m_last_words_s * 100; k++ )); do
     kill -0 "${_m_filter[i]}" 2>/dev/null || break
-    read -r -t 0.01 _ <> "$_m_scratch/never"
+    sleep 0.01
   done
   if (( _m_service[i] )) && [ "${_m_told[i]-}" != failed ]; then
     [ -n "${_m_told[i]-}" ] || _m_say "${_m_name[i]}: the service ended by itself, with $code"
@@ -239,7 +239,7 @@ _m_run_group() {
   trap '_m_stop=signal' TERM INT HUP
   trap : USR1 USR2
   # Members report their end here. Open for reading and writing, the pipe blocks no process.
-  mkfifo -- "$_m_scratch/events" "$_m_scratch/never" && exec 9<> "$_m_scratch/events" || exit 1
+  mkfifo -- "$_m_scratch/events" && exec 9<> "$_m_scratch/events" || exit 1
   _m_prepare_group || exit 1
   for (( i = 0; i < ${#_m_team[@]}; i++ )); do _m_state[i]=waiting; done
   for (( i = 0; i < ${#_m_members[@]}; i++ )); do (( _m_awaits[i] )) || _m_ready[i]=$i; done

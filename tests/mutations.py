@@ -105,7 +105,7 @@ def is_noticed(mutation: Mutation) -> bool:
         environment = os.environ | {
             "MANTIK_SEEDS": _SEEDS, "TMPDIR": directory, "PYTHONPATH": str(copy),
         }  # fmt: skip
-        words += ["-p", "no:cacheprovider", f"--timeout={_HANGS_S}"]
+        words += ["-p", "no:cacheprovider", f"--timeout={_HANGS_S}", "--timeout-method=thread"]
         return any(
             subprocess.run(
                 [*words, *tests], cwd=copy, env=environment, capture_output=True, check=False

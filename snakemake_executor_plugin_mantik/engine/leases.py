@@ -153,7 +153,7 @@ class Leases:
             raise await self._foreign(max(leases, key=_rank))
         if not ours:
             if same := [lease for lease in held if lease.place == known]:
-                await self._settle(same[0])
+                await self._settle(same[0], leads=True)
                 return same[0], ""
             first = await self._take_first(known, entries, mine)
             return first or await self.take(known, mine, held)
@@ -255,14 +255,17 @@ class Leases:
         self._journal.take_number(lease.place, lease.number)
         return lease, await self._settle(lease, alone=alone)
 
-    async def _settle(self, mine: Lease, *, alone: bool = False) -> list[Lease]:
+    async def _settle(
+        self, mine: Lease, *, alone: bool = False, leads: bool = False
+    ) -> list[Lease]:
         """Write a lease and check that no other controller has done the same, unless it is `alone`.
 
         Return all leases there.
 
         Each controller writes first and then lists, so that at least one of two sees the other. In
         the same term, the one with the smaller instance waits for the other to step back; the other
-        does so unless it has not seen the first.
+        does so unless it has not seen the first. One that `leads` already waits longer than any
+        that comes: a listing may have hidden its lease from both for a moment.
 
         Raises:
             PlaceTaken: another controller holds the place.
@@ -279,7 +282,8 @@ class Leases:
                 self._seen = self._clock()
                 return leases
             looks = looks + 1 if others else 0
-            if looks == _LOOKS or any(_rank(other) < _rank(mine) for other in others):
+            most = 1 if any(_rank(other) < _rank(mine) for other in others) else _LOOKS
+            if looks >= most + (_LOOKS if leads else 0):
                 break
             if self._clock() - since > _SEEN_S:
                 raise SiteRejected(
@@ -391,7 +395,7 @@ class Leases:
             self._depose(await self._led(last))
         elif not own:
             try:  # our lease was purged, and another controller may have come
-                await self._settle(self.lease)
+                await self._settle(self.lease, leads=True)
             except PlaceTaken as error:
                 self._depose(error)
 

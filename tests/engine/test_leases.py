@@ -499,6 +499,31 @@ async def test_a_lease_that_was_swept_is_written_again(seat: Seats) -> None:
     assert place.lead.deposed is None
 
 
+@pytest.mark.parametrize("smaller", [True, False])
+async def test_who_leads_gives_way_to_nobody_who_comes_by_a_wrong_listing(
+    seat: Seats, smaller: bool
+) -> None:
+    """Although its own next listing shows nobody, either."""
+
+    def hide(site: SimulatedSite, times: int) -> None:
+        faults: Iterator[Fault] = iter(["empty"] * times)
+        site.fault = lambda method, about: next(faults, "") if about == PLACE else ""
+
+    flow = seat("flow")
+    place = await flow.lead()
+    comers = (seat(f"other-{n}") for n in range(50))
+    other = next(o for o in comers if (o.journal.instance < flow.journal.instance) == smaller)
+    hide(other.site, 2)
+    coming = asyncio.create_task(other.lead())
+    await asyncio.sleep(5.0 if smaller else 0.0)
+    hide(flow.site, 2)
+    place.lead.doubt()
+    await place.lead.assure()
+    with pytest.raises(PlaceTaken, match="another workflow owns"):
+        await coming
+    assert (await flow.job(1)).succeeded
+
+
 async def test_a_controller_finds_out_that_another_workflow_came_to_the_swept_place(
     seat: Seats,
 ) -> None:

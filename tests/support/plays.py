@@ -898,7 +898,9 @@ class Play:
             asked = [(run.site, run.found) for run in wanted]
             if job in temporary:
                 continue  # it is made again for the next target
-            changed = "changes" in self.schedule.kinds and self._one_place
+            # A job that changed its site may be back there, where it waits for neither too long.
+            back = self._one_place or self.schedule.patience_s
+            changed = "changes" in self.schedule.kinds and back
             # No power: what had been submitted behind a try that was not taken was not ended.
             behind = "power" in self.schedule.kinds and job in self._behind_unwanted
             if not (changed or behind or (mislaid and job in stay)):

@@ -772,9 +772,8 @@ class Play:
         assert runs[-1].how == "exit 0", f"misreported: {job} succeeded: {runs}"
         # Without claims, which the centre has removed, nothing holds a second start back; and what
         # a controller does not know to be over, it sends again.
-        # Nor does an older journal know that it was over: not taken, its output removed, or failed.
-        failed = told and all(run.how != "exit 0" for run in runs[:-1])
-        needed_again = outcome.try_id in self._unwanted or job.temporary or failed
+        # Nor does an older journal know that it was over, and Snakemake asks for the job again.
+        needed_again = outcome.try_id in self._unwanted or job.temporary or told
         again = "journals" in self.schedule.kinds and needed_again
         again = again or bool(self.schedule.kinds & {"purges", "copies"})
         assert len(runs) == 1 or again, f"doubled: {runs}"

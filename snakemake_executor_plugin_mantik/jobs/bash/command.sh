@@ -138,9 +138,9 @@ _m_run_after() {
   local _m_i=0 _m_at
   while (( _m_i < ${#_m_after[@]} )); do
     (
-      for (( ; _m_i < ${#_m_after[@]}; _m_i++ )); do
-        printf '%s\n' "$_m_i" >| "$_m_home/$_m_work/after" || _m_alone=1
-        eval "${_m_after[_m_i]}"
+      for (( _m_n = _m_i; _m_n < ${#_m_after[@]}; _m_n++ )); do
+        printf '%s\n' "$_m_n" >| "$_m_home/$_m_work/after" || _m_alone=1
+        eval "${_m_after[_m_n]}"
         _m_code=$?
         (( _m_code == 0 )) || _m_say "a command after the job failed with $_m_code"
         [ -z "${_m_alone-}" ] || exit

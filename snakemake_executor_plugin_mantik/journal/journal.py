@@ -636,7 +636,6 @@ class Journal(Database):
         marks = ", ".join("?" * len(before))
         left = str(values.get("outcome", "")).startswith(LEFT)
         with self.write() as db:
-            known = db.execute("SELECT state FROM tries WHERE id = ?", (try_id,)).fetchone()
             db.execute(
                 f"UPDATE tries SET {names} WHERE id = ? AND state IN ({marks})",  # noqa: S608
                 (state, *values.values(), try_id, *before),
@@ -645,8 +644,9 @@ class Journal(Database):
                 mark_landed(db, try_id)
             if state is TryState.ENDED or (state.final and not left):
                 end_uses(db, try_id)
+            over = "SELECT 1 FROM events WHERE subject = ? AND kind = ?"
             # One whose results are given up after its end does not end once more.
-            if end is not None and known and _ORDER[known["state"]] < _ORDER[TryState.ENDED]:
+            if end is not None and not db.execute(over, (try_id, EventKind.ENDED)).fetchone():
                 end_tracked(db, try_id, end["how"], end["successor"])
                 add_event(db, try_id, EventKind.ENDED, **end)
 

@@ -20,6 +20,7 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError, Journal
 from snakemake_executor_plugin_mantik.connections.connect import workspace_name
 from snakemake_executor_plugin_mantik.journal import (
     BUCKET_SIZE,
+    EventKind,
     FileRecord,
     Journal,
     SiteRecord,
@@ -29,6 +30,7 @@ from snakemake_executor_plugin_mantik.journal import (
     UndeclaredFile,
     decode_identity,
     encode_identity,
+    read_events,
     read_history,
     read_undeclared,
 )
@@ -83,6 +85,29 @@ def test_what_ended_keeps_its_outcome(journal: Journal) -> None:
     advance(journal, record.id, TryState.ABANDONED)
     advance(journal, record.id, TryState.ENDED)
     assert [r.outcome for r in read_history(journal.path.parent)] == ["cancelled"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_try_ends_once_in_the_log(journal: Journal, kept: bool) -> None:
+    """When its results are here; if they are given up later, it has ended all the same."""
+    record = new_try(journal)
+    end = {"how": "finished", "successor": ""}
+    if kept:  # they could not be fetched at first
+        journal.ended(record.id, "succeeded", waited=1, ran=2, log="")
+    journal.ended(record.id, "succeeded", waited=1, ran=2, log="", end=end)
+    journal.abandoned(record.id, "cancelled", end={"how": "killed", "successor": ""})
+    ends = [e.data for e in read_events(journal.db) if e.kind is EventKind.ENDED]
+    assert [facts["how"] for facts in ends] == ["finished"]
+
+
+def test_a_content_outnumbers_what_its_jobs_have_missed(journal: Journal) -> None:
+    """All of them missed the same one."""
+    files = journal.files
+    for _ in range(3):
+        files.outnumber("place", ["data"])
+    first = files.number("place", "data", "0" * 64)
+    files.outnumber("place", ["data"])
+    assert files.number("place", "data", "0" * 64) < 3 * first
 
 
 def test_open_tries_are_those_of_the_job_that_are_not_final(journal: Journal) -> None:

@@ -67,6 +67,14 @@ def test_large_files_are_left_out_and_told(tmp_path: Path) -> None:
     assert chosen(tmp_path) == Sources(("just",), 1000, ("large",), left_out=why)
 
 
+def test_all_together_may_be_as_large_as_the_limit(tmp_path: Path) -> None:
+    write(tmp_path, "a", "b", size=500)
+    files = SourceFiles(tmp_path, Exclude(()), file_limit=1000)
+    assert files.select(1000).size == 1000
+    with pytest.raises(UserError, match="larger than"):
+        files.select(999)
+
+
 def test_each_file_that_stays_here_has_a_reason(tmp_path: Path) -> None:
     """The same one whether all are listed or one is asked about."""
     write(

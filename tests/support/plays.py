@@ -54,7 +54,7 @@ UNWELL, SESSIONS = 8, 16
 ATTEMPTS = 3
 WALLTIME_MIN = 170
 """Minutes that a job of a pool requests."""
-LOST_S = 40 * DAY_S
+LOST_S = 100 * DAY_S
 """A run that takes as long waits for something that never comes."""
 YOUNG_S = 90.0
 """Age of a copy of the journal up to which nothing at the place may say that it is one: a run

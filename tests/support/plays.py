@@ -827,7 +827,9 @@ class Play:
             # Three allocations in a row may end.
             ending = job.pooled and "allocations keep ending" in outcome.message
             ending = ending and "lost allocations" in self.schedule.kinds
-            assert unwell or others or ending, f"misreported: {self.failures[-1]}"
+            # Three bundles in a row may arrive damaged.
+            damaged = "damage" in self.schedule.kinds and "keep disappearing" in outcome.message
+            assert unwell or others or ending or damaged, f"misreported: {self.failures[-1]}"
             # What was lost before everything was well may be noticed only now.
             lost = self.schedule.kinds & SWEPT
             assert not self.schedule.healed or lost, f"misreported: {self.failures[-1]}"

@@ -773,7 +773,8 @@ class Play:
         # Without claims, which the centre has removed, nothing holds a second start back; and what
         # a controller does not know to be over, it sends again.
         # Nor does an older journal know that it was over, and Snakemake asks for the job again.
-        needed_again = outcome.try_id in self._unwanted or job.temporary or told
+        given_up = outcome.try_id in self._unwanted | self._outdated
+        needed_again = given_up or job.temporary or told
         again = "journals" in self.schedule.kinds and needed_again
         again = again or bool(self.schedule.kinds & {"purges", "copies"})
         assert len(runs) == 1 or again, f"doubled: {runs}"

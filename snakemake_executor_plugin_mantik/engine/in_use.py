@@ -13,7 +13,7 @@ again: it would go on with what is left of it. A job's own tries show none of th
 import asyncio
 import math
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import compress
@@ -44,7 +44,9 @@ class InUse:
     them. Tries of earlier runs end that would overwrite files of this run, or read what it makes.
     """
 
-    def __init__(self, at: PlaceContext) -> None:
+    def __init__(self, at: PlaceContext, assure: Callable[[], Awaitable[None]]) -> None:
+        """Prepare; `assure` raises PlaceTaken once another controller leads the place."""
+        self._assure = assure
         self._place, self._site, self._retry = at.id, at.site, at.retry
         self._journal, self._workdir = at.workflow.journal, at.workflow.workdir
         self._give_up, self._notify = at.workflow.give_up, at.workflow.notify
@@ -203,6 +205,7 @@ class InUse:
         except those that were submitted behind a former try of the same job: they are being ended.
 
         Raises:
+            PlaceTaken: another controller leads the place now, and may not end what is awaited.
             SiteRejected: the site does not allow making certain that a job never starts.
         """
         said = False
@@ -232,6 +235,7 @@ class InUse:
                     )
                 said = True
                 await asyncio.sleep(_LOOK_AGAIN_S)
+                await self._assure()
 
     def _was_behind(self, user: TryRecord, record: TryRecord) -> bool:
         makers = self._journal.tries(user.makers.values())

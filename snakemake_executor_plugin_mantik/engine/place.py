@@ -74,7 +74,7 @@ class Place:
             limit=upload_bytes,
             term=leases.term,
         )
-        self.in_use = InUse(at)
+        self.in_use = InUse(at, leases.assure)
 
     @property
     def sources(self) -> dict[str, str]:

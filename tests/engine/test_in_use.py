@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import TRIES, WORK
 from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.journal import Journal
@@ -143,6 +143,25 @@ def test_a_segment_is_submitted_again_whose_predecessor_the_journal_has_lost(
     simulate(tmp_path, sim, act)
     assert len(sent) == STEPS + 1
     assert len(sim.runs) == STEPS
+
+
+def test_who_is_superseded_waits_for_nothing(tmp_path: Path) -> None:
+    """It may not end what another controller leads now."""
+
+    async def act(controller: Controller) -> None:
+        journal, place = controller.journal, controller.place
+        user, maker = journal.tries([new_try(journal, job="reads"), new_try(journal, job="makes")])
+        journal.submitting(user.id, "batch")
+        journal.uses.begin(user.id, place.id, ["out"])
+        place.in_use.own(user)
+        waiting = asyncio.ensure_future(place.in_use.free(maker, ["out"]))
+        await asyncio.sleep(LONG_S)
+        assert not waiting.done()
+        place.lead.deposed = PlaceTaken("another controller leads")
+        with pytest.raises(PlaceTaken):
+            await waiting
+
+    simulate(tmp_path, world(), act)
 
 
 def new_try(journal: Journal, follows: str = "", job: str = "train") -> str:

@@ -832,7 +832,11 @@ class Play:
             damaged = "damage" in self.schedule.kinds and "keep disappearing" in outcome.message
             assert unwell or others or ending or damaged, f"misreported: {self.failures[-1]}"
             # What was lost before everything was well may be noticed only now.
-            lost = self.schedule.kinds & SWEPT
+            lost = bool(self.schedule.kinds & SWEPT)
+            # So may what stays, of which an older journal knows another time.
+            lost |= (
+                "journals" in self.schedule.kinds and "no longer at the place" in outcome.message
+            )
             assert not self.schedule.healed or lost, f"misreported: {self.failures[-1]}"
 
     def _check_files(self) -> None:

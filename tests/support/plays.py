@@ -834,9 +834,7 @@ class Play:
             # What was lost before everything was well may be noticed only now.
             lost = bool(self.schedule.kinds & SWEPT)
             # So may what stays, of which an older journal knows another time.
-            lost |= (
-                "journals" in self.schedule.kinds and "no longer at the place" in outcome.message
-            )
+            lost |= "journals" in self.schedule.kinds and "where it was made" in outcome.message
             assert not self.schedule.healed or lost, f"misreported: {self.failures[-1]}"
 
     def _check_files(self) -> None:

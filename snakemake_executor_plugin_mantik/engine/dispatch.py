@@ -303,6 +303,7 @@ class Dispatcher(Worker):
         if not attempt.sent:
             attempt.submitted_at = time.time()
         self._observer.submitting(attempt.record, spec, submission.script)
+        self._place.in_use.sending.add(attempt.record.id)
         try:
             site_job = await self._send(attempt.record, submission, request.secrets, spec.cores)
         except SiteRejected as error:
@@ -311,6 +312,8 @@ class Dispatcher(Worker):
                 return  # an earlier submission of it has started after all
             await self._refused(attempt, error, End.AGAIN if after else End.REFUSED)
             raise
+        finally:
+            self._place.in_use.sending.discard(attempt.record.id)
         attempt.sent += 1
         attempt.staged.append(staged)
         if site_job:

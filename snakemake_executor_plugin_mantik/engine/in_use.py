@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from ..common.errors import SiteRejected
 from ..jobs.paths import display_path, is_outside, local_path
-from ..journal import MADE, FileRecord, TryRecord, TryState
+from ..journal import MADE, FileRecord, TryRecord
 from ..sites.base import is_rest_safe
 from ..staging.local import LocalFile
 from .adopt import ended_since_message
@@ -56,6 +56,8 @@ class InUse:
         self._used: dict[str, float] = {}
         self._sweeping = asyncio.Lock()
         self._own: set[str] = set()
+        self.sending: set[str] = set()
+        """The tries that are on their way to the site."""
         # Of many jobs that find the same conflicts, one resolves them.
         self._clearing = asyncio.Lock()
 
@@ -66,15 +68,14 @@ class InUse:
     async def _settle(self, records: Iterable[TryRecord]) -> list[TryRecord]:
         """Return those tries that may still run; what the others have used is free from now on.
 
-        One of this run may be about to be submitted: its use is noted before that.
+        One may be on its way to the site: its use is noted before that.
 
         Raises:
             SiteError: the site does not answer.
         """
         open_tries = []
         for record in records:
-            about_to = record.state is TryState.PLANNED and record.id in self._own
-            if not (record.may_run or about_to):
+            if not (record.may_run or record.id in self.sending):
                 continue
             if record.id in await self._look(record.paths.tries):
                 self._journal.uses.end(record.id)

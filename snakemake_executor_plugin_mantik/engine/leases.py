@@ -285,7 +285,7 @@ class Leases:
             most = 1 if any(_rank(other) < _rank(mine) for other in others) else _LOOKS
             if looks >= most + (_LOOKS if leads else 0):
                 break
-            if self._clock() - since > _SEEN_S:
+            if not others and self._clock() - since > _SEEN_S:
                 raise SiteRejected(
                     f"the site confirms files in {PLACE} but has not listed them for"
                     f" {humanize_duration(_SEEN_S)}",

@@ -387,6 +387,7 @@ class Stager(Holdings):
         """
         self._ledger.outnumber(self._place, self._missed.intersection(paths))
         self._missed.update(paths)
+        self._numbered.clear()
         self.lost(paths)
 
     def lost(self, paths: Sequence[str]) -> None:

@@ -644,9 +644,13 @@ class Journal(Database):
                 mark_landed(db, try_id)
             if state is TryState.ENDED or (state.final and not left):
                 end_uses(db, try_id)
-            over = "SELECT 1 FROM events WHERE subject = ? AND kind = ?"
+            last = db.execute(
+                "SELECT kind FROM events WHERE subject = ? AND kind IN (?, ?)"
+                " ORDER BY seq DESC LIMIT 1",
+                (try_id, EventKind.TRACKED, EventKind.ENDED),
+            ).fetchone()
             # One whose results are given up after its end does not end once more.
-            if end is not None and not db.execute(over, (try_id, EventKind.ENDED)).fetchone():
+            if end is not None and not (last and last["kind"] == EventKind.ENDED):
                 end_tracked(db, try_id, end["how"], end["successor"])
                 add_event(db, try_id, EventKind.ENDED, **end)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteError, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import TRIES, WORK
 from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.journal import Journal
@@ -162,6 +162,23 @@ def test_who_is_superseded_waits_for_nothing(tmp_path: Path) -> None:
             await waiting
 
     simulate(tmp_path, world(), act)
+
+
+def test_nobody_waits_for_a_job_that_could_not_be_submitted(tmp_path: Path) -> None:
+    """Its use of a file is noted before."""
+    sim = world()
+
+    async def act(controller: Controller) -> None:
+        assert (await controller.job(request(0, outputs=["d/x"]))).succeeded
+        controller.site.fault = lambda method, about: "not found" if "secrets" in about else ""
+        with pytest.raises(SiteError):
+            await controller.job(replace(request(1, "d/x"), secrets={"TOKEN": "x"}))
+        controller.site.fault = lambda method, about: ""
+        (tmp_path / "d/x").unlink()
+        async with asyncio.timeout(LONG_S):
+            assert (await controller.job(request(2, "d"))).succeeded
+
+    simulate(tmp_path, sim, act)
 
 
 def new_try(journal: Journal, follows: str = "", job: str = "train") -> str:

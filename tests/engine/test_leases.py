@@ -524,6 +524,18 @@ async def test_who_leads_gives_way_to_nobody_who_comes_by_a_wrong_listing(
     assert (await flow.job(1)).succeeded
 
 
+async def test_who_led_a_swept_place_gives_way_where_listings_are_slow(seat: Seats) -> None:
+    flow = seat("flow")
+    place = await flow.lead()
+    flow.world.remove(PLACE)
+    await seat("other").lead()
+    flow.site.fault = lambda method, about: "slowly" if about == PLACE else ""
+    place.lead.doubt()
+    with pytest.raises(PlaceTaken, match="another workflow owns"):
+        await place.lead.assure()
+    assert len(leases(flow.world)) == 1
+
+
 async def test_a_controller_finds_out_that_another_workflow_came_to_the_swept_place(
     seat: Seats,
 ) -> None:

@@ -1,6 +1,7 @@
 """What happens around the command: steps by name, hooks in their order, the code that counts."""
 
 import os
+import signal
 import stat
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
 )
 from snakemake_executor_plugin_mantik.jobs.script import PART_BYTES, STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import Environment, InputFile, OutputFile
-from tests.support.trial import NASTY, QUICK, Trial, wait_until
+from tests.support.trial import NASTY, QUICK, Trial, session, wait_until
 
 CLEAN = ("echo cleaned > after",)
 
@@ -55,6 +56,20 @@ def test_a_failing_hook_keeps_the_others_and_the_code(trial: Trial, hook: str) -
     assert (trial.workspace / "two").exists()
     if hook == "false":
         assert "a command after the job failed with 1" in ended.log
+
+
+def test_a_signal_to_all_processes_loses_no_hook(trial: Trial) -> None:
+    hooks = ("touch one; until [ -e go ]; do sleep 0.05; done", "touch two", "touch three")
+    spec = trial.spec("exit 0", environment=Environment(after_on_compute=hooks))
+    process = trial.start(spec)
+    wait_until(lambda: (trial.workspace / "one").exists())
+    for number in (signal.SIGINT, signal.SIGHUP):
+        for member in session(process.pid):
+            os.kill(member, number)
+    (trial.workspace / "go").touch()
+    process.communicate(timeout=60)
+    assert (trial.workspace / "two").exists()
+    assert (trial.workspace / "three").exists()
 
 
 @pytest.mark.parametrize(

@@ -135,19 +135,23 @@ _m_expand_options() {
 # Runs the commands after the job, each even if another one fails, which is only reported. They share a
 # shell until one ends it. No EXIT trap goes from one to the next: before 5.0, bash runs none in another.
 _m_run_after() {
-  local _m_i=0 _m_at
+  local _m_i=0 _m_at _m_last=0
   while (( _m_i < ${#_m_after[@]} )); do
     (
       for (( _m_n = _m_i; _m_n < ${#_m_after[@]}; _m_n++ )); do
-        printf '%s\n' "$_m_n" >| "$_m_home/$_m_work/after" || _m_alone=1
+        # Where that cannot be written, each has a shell of its own.
+        printf '%s\n' "$_m_n" >> "$_m_home/$_m_work/after" || {
+          (( _m_n == _m_i )) || exit
+          _m_alone=1
+        }
         eval "${_m_after[_m_n]}"
         _m_code=$?
         (( _m_code == 0 )) || _m_say "a command after the job failed with $_m_code"
         [ -z "${_m_alone-}" ] || exit
       done
     )
-    { read -r _m_at < "$_m_home/$_m_work/after"; } 2>/dev/null
-    (( _m_i = (_m_at > _m_i ? _m_at : _m_i) + 1 ))
+    { while read -r _m_at; do _m_last=$_m_at; done < "$_m_home/$_m_work/after"; } 2>/dev/null
+    (( _m_i = (_m_last > _m_i ? _m_last : _m_i) + 1 ))
   done
   return 0
 }

@@ -69,7 +69,7 @@ _m_succeeded() {
 _m_finish() {
   local code=$?
   trap - EXIT
-  trap '' TERM
+  trap '' TERM INT HUP USR1 USR2
   set +eu
   if [ "$_m_at" != command ]; then
     (( code )) || code=1
@@ -145,7 +145,7 @@ _m_payload() {
 _m_only_after() {
   set +m
   umask "$_m_umask"
-  trap '' TERM
+  trap '' TERM INT HUP USR1 USR2
   _m_export_variables
   _m_run_after
 }

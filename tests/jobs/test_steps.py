@@ -62,7 +62,7 @@ def test_a_signal_to_all_processes_loses_no_hook(trial: Trial) -> None:
     hooks = ("touch one; until [ -e go ]; do sleep 0.05; done", "touch two", "touch three")
     spec = trial.spec("exit 0", environment=Environment(after_on_compute=hooks))
     process = trial.start(spec)
-    wait_until(lambda: (trial.workspace / "one").exists())
+    wait_until((trial.workspace / "one").exists)
     for number in (signal.SIGINT, signal.SIGHUP):
         for member in session(process.pid):
             os.kill(member, number)

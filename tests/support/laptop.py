@@ -44,8 +44,8 @@ CREATE TEMP TRIGGER changed BEFORE UPDATE ON tries BEGIN
         WHERE NEW.state IN ('ended', 'abandoned') AND NEW.outcome = '';
 END;
 CREATE TEMP TRIGGER logged BEFORE INSERT ON events WHEN NEW.kind = 'ended' BEGIN
-    SELECT RAISE(ABORT, 'a try ended twice')
-        FROM events WHERE subject = NEW.subject AND kind = 'ended';
+    SELECT RAISE(ABORT, 'a try ended twice') WHERE 'ended' = (SELECT kind FROM events
+        WHERE subject = NEW.subject AND kind IN ('tracked', 'ended') ORDER BY seq DESC LIMIT 1);
 END;
 """.replace(":order", "' planned submitting submitted ended done abandoned'")
 """What must hold of each step that the journal records."""

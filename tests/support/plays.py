@@ -889,7 +889,7 @@ class Play:
             self._check_steps(runs, again=again)
             for run, following in itertools.pairwise(runs):
                 if self.schedule.kinds >= {"copies", "purges"}:
-                    break  # nothing tells of a copy once its lease is swept
+                    break  # a copy whose lease is swept leaves no trace
                 over = run.ended is not None and run.ended <= following.begun
                 assert over, f"doubled: two at the same time: {runs}"
             if "copies" in self.schedule.kinds:

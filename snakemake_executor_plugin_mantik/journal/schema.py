@@ -88,7 +88,7 @@ CREATE TABLE workflows (
     run INTEGER, data TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE tracked (
-    try TEXT PRIMARY KEY REFERENCES tries (id), workflow TEXT NOT NULL, attempt INTEGER NOT NULL,
+    try TEXT PRIMARY KEY REFERENCES tries (id), workflow TEXT NOT NULL, number INTEGER NOT NULL,
     behind INTEGER NOT NULL, follows TEXT NOT NULL, status TEXT NOT NULL DEFAULT '',
     data TEXT NOT NULL DEFAULT '', given TEXT NOT NULL DEFAULT ''
 );

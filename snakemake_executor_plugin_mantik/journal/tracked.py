@@ -32,7 +32,7 @@ class TrackedTry:
     """A try of a workflow that is tracked.
 
     Attributes:
-        attempt: 1, or one more than that of the previous try, if that one did not finish.
+        number: 1, or one more than that of the previous try, if that one did not finish.
         behind: whether it waits at the site for the try that it follows, or never did more.
         follows: the try whose job it continues as a segment; empty if that began with it.
         status: MLflow's final status, or `GOES_ON`; empty until the try has ended.
@@ -42,7 +42,7 @@ class TrackedTry:
 
     try_id: str
     workflow: str
-    attempt: int
+    number: int
     behind: bool
     follows: str
     status: str
@@ -126,11 +126,11 @@ class TrackedLedger:
         """Add a try to a workflow; it continues the one that it follows, unless that is over."""
         first = self._continued(record.follows) if record.follows else None
         before = self.before(record)
-        attempt = before.attempt + 1 if before is not None else 1
+        number = before.number + 1 if before is not None else 1
         with self._database.write() as db:
             insert(db, "tracked", {
                 "try": record.id, "workflow": workflow,
-                "attempt": first.attempt if first is not None else attempt,
+                "number": first.number if first is not None else number,
                 "behind": behind and first is not None,
                 "follows": record.follows if first is not None else "",
             })  # fmt: skip

@@ -173,7 +173,7 @@ def make_row(run: Any, experiment: str, here: RunDirectory | None, store: RunSto
     waited = run.data.metrics.get(f"{_OURS}queued_seconds")
     ran = run.data.metrics.get(f"{_OURS}running_seconds")
     if here is not None and (tries := here.tries):
-        of_run = [t for t in tries if t.id == tags.get("mantik.try")] or tries[:1]
+        of_run = [t for t in tries if t.id == tags.get("mantik.attempt_id")] or tries[:1]
         if of_run[0].segments:  # MLflow has the sums
             of_run = [t for t in tries if t.site_jobs and not t.state.final] or of_run
         else:

@@ -50,7 +50,7 @@ from .store import copy_directory, member_ends, store_directory, try_directory
 
 _MOST_SAID = 20
 """The most lines that the user sees about a run: a job may write a million invalid values."""
-_TRY = "mantik.try"
+_ATTEMPT_ID = "mantik.attempt_id"
 RETRY_OF = "mantik.retry_of"
 """The tag that names the run of the previous try, which did not finish."""
 DETACHED: Final = "mantik.detached"
@@ -159,7 +159,7 @@ class Publisher:
         experiment_id, experiment = self._experiment(client, uri, run.data)
         found = []
         if again:
-            key = WORKFLOW if run.tracked is None else _TRY
+            key = WORKFLOW if run.tracked is None else _ATTEMPT_ID
             found = client.search_runs([experiment_id], f"tags.`{key}` = '{run.id}'")
         if not found:
             tags = {**run.data["tags"], **{name: value for name, value in links.items() if value}}

@@ -121,7 +121,7 @@ def run_tags(run: TrackedRun, record: TryRecord, workdir: Path, snakefile: str) 
         "mantik.rule": record.rule,
         "mantik.wildcards": json.dumps(dict(run.wildcards), ensure_ascii=False, sort_keys=True),
         "mantik.members": json.dumps(run.members, ensure_ascii=False) if run.members else "",
-        "mantik.try": record.id,
+        "mantik.attempt_id": record.id,
     }
     return {name: value[:TAG_LENGTH] for name, value in found.items() if value}
 

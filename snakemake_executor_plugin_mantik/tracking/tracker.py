@@ -263,7 +263,7 @@ class Tracker(Observer):
                 "config": self._config(record.site), "direct": bool(self._direct),
             }  # fmt: skip
             if job.follows != before.try_id:
-                data["retry"] = {"mantik.attempt": str(job.attempt), "mantik.site": record.site}
+                data["retry"] = {"mantik.attempt": str(job.number), "mantik.site": record.site}
             self._runs.describe(record.id, data)
             self._runs.give(record.id, before.given)
             return
@@ -278,7 +278,7 @@ class Tracker(Observer):
         previous = self._runs.before(record)
         data = {
             "name": record.name,
-            "tags": made | {"mantik.attempt": str(job.attempt)},
+            "tags": made | {"mantik.attempt": str(job.number)},
             "params": run.values(self._mask),
             **self._where,
             "config": self._config(record.site),
@@ -328,8 +328,8 @@ class Tracker(Observer):
         for number, member in run.of_members.items():
             as_alone = replace(record, name=member.name, rule=member.rule)
             tags = await self._tags(member.run, as_alone)
-            del tags["mantik.try"]  # that is the group's
-            own = {"mantik.group": record.name, "mantik.attempt": str(job.attempt)}
+            del tags["mantik.attempt_id"]  # that is the group's
+            own = {"mantik.group": record.name, "mantik.attempt": str(job.number)}
             params = member.run.values(self._mask)
             found[str(number)] = {"name": member.name, "tags": tags | own, "params": params}
         return found

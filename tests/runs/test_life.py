@@ -131,7 +131,7 @@ def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.Mo
     assert run.info.status == "FINISHED", runs.log(run_id)
     (tried,) = runs.directory(run_id).tries
     assert tried.outcome == "succeeded"
-    assert run.data.tags["mantik.try"] == tried.id
+    assert run.data.tags["mantik.attempt_id"] == tried.id
 
     # Again, from Python, by two who do not know of each other.
     for name, value in {**runs.project.environment}.items():

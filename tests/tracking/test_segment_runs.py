@@ -171,7 +171,7 @@ def test_what_is_not_needed_ends_no_run(controller: Controller) -> None:
     assert controller.used(second) == {}
     other = controller.segment(1, first.id)
     controller.prepare(other)
-    assert controller.row(other).attempt == 1
+    assert controller.row(other).number == 1
     controller.ended(other, how="failed", ran=2.0)
     assert controller.ends(first, second, third, other) == [GOES_ON, GOES_ON, "-", "FAILED"]
     assert controller.used(other)["mantik/running_seconds"] == 62

@@ -130,7 +130,7 @@ def test_all_segments_are_one_run(tracked: Tracked) -> None:
     again = tracked.run()
     assert (again.info.run_id, again.info.status) == (run.info.run_id, "RUNNING")
     [earlier, _] = ended_segments(tracked)
-    assert earlier["try"] == again.data.tags["mantik.try"]
+    assert earlier["try"] == again.data.tags["mantik.attempt_id"]
     held[2].unlink()
     second.end().ok()
     check(tracked)

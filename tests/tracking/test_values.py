@@ -62,7 +62,7 @@ def test_tags(tmp_path: Path) -> None:
     assert found["mlflow.source.name"] == str(tmp_path / "churn")
     assert found["mlflow.source.type"] == "PROJECT"
     assert found["mantik.wildcards"] == '{"a": "ü"}'
-    assert found["mantik.try"] == RECORD.id
+    assert found["mantik.attempt_id"] == RECORD.id
     assert "mlflow.source.git.commit" not in found
 
 

@@ -42,7 +42,7 @@ class Written:
         return record
 
     def track(self, record: TryRecord, **more: object) -> TryRecord:
-        tags = {"mantik.try": record.id}
+        tags = {"mantik.attempt_id": record.id}
         self.journal.tracked.describe(record.id, self.data(record.name, **{"tags": tags, **more}))
         return record
 

@@ -130,7 +130,7 @@ def show_runs() -> str:
     ids = [experiment.experiment_id for experiment in client.search_experiments()]
     found = Table("Run", "Status", "Site", "C", "gamma", *METRICS.values(), title="MLflow runs")
     # The jobs' runs; the workflow's own run is above them.
-    wanted = "tags.`mantik.try` != ''"
+    wanted = "tags.`mantik.attempt_id` != ''"
     experiment = ""
     for run in client.search_runs(ids, wanted, order_by=["metrics.train_accuracy DESC"]):
         experiment = run.info.experiment_id

@@ -240,7 +240,7 @@ _m_write_meta() {
 }
 
 # Tries once to write the marker, with the content of level $1.
-_m_try_marker() {
+_m_marker_at() {
   local level=$1 staging=$_m_work/marker new=$_m_tries/.$_m_try.tmp log_bytes=0
   local -a what=(meta)
   case $level in
@@ -281,12 +281,12 @@ _m_make_marker() {
     _m_find_undeclared
     _m_checksums
     for level in full lean listed; do
-      _m_try_marker "$level" && return
+      _m_marker_at "$level" && return
       _m_say "cannot write the $level marker"
       rm -f -- "$_m_tries/.$_m_try.tmp" "$_m_work/outputs.tar"
     done
   fi
-  _m_try_marker bare && return
+  _m_marker_at bare && return
   rm -rf -- "$_m_work/marker" "$_m_tries/.$_m_try.tmp"
   : > "$_m_claim.$_m_code" && return
   ln -T -- "$_m_claim" "$_m_claim.$_m_code"

@@ -1,6 +1,6 @@
 """Coming back to many jobs: how long it takes until a new run knows of all that it left running.
 
-The journal and the site hold what a controller leaves that was killed while its jobs ran: tries,
+The journal and the site hold what a controller leaves that was killed while its jobs ran: attempts,
 claims, and for jobs that ended meanwhile their markers. Prints one line of JSON: seconds, requests,
 CPU and peak memory of this process.
 """
@@ -20,29 +20,34 @@ from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import fingerprint_of
-from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
-from snakemake_executor_plugin_mantik.journal import BUCKET_SIZE, Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.jobs.paths import AttemptPaths
+from snakemake_executor_plugin_mantik.journal import (
+    BUCKET_SIZE,
+    AttemptRecord,
+    AttemptState,
+    Journal,
+)
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 
 STATE = ".state"
 
 
 class Seen(Observer):
-    """Counts the tries that have been seen to run."""
+    """Counts the attempts that have been seen to run."""
 
     def __init__(self) -> None:
         self.number = 0
 
-    def started(self, record: TryRecord) -> None:  # noqa: ARG002
+    def started(self, record: AttemptRecord) -> None:  # noqa: ARG002
         """One more."""
         self.number += 1
 
 
-def marker(try_id: str, number: int) -> bytes:
+def marker(attempt_id: str, number: int) -> bytes:
     """The marker of a job that ended well, as its script writes it."""
     output = f"{number}\n".encode()
     meta = {
-        "version": 1, "try": try_id, "exit_code": 0, "failed_step": "", "signal": "",
+        "version": 1, "attempt": attempt_id, "exit_code": 0, "failed_step": "", "signal": "",
         "started": 10.0, "ended": 20.0, "host": "n", "files": 1, "lacking": 0, "archive_size": 0,
         "archive_sha256": "", "log_bytes": 0,
     }  # fmt: skip
@@ -66,25 +71,25 @@ def leave(
 ) -> None:
     """Leave what a controller leaves that is killed while its jobs run."""
     journal = Journal(workdir / STATE)
-    tries, submissions = [], []
+    attempts, submissions = [], []
     for number in range(jobs):
-        asked, paths = request(number, site), TryPaths(number // BUCKET_SIZE, str(uuid.uuid4()))
+        asked, paths = request(number, site), AttemptPaths(number // BUCKET_SIZE, str(uuid.uuid4()))
         digest = fingerprint_of(asked.made_of({}, planner.environment(), {}))
-        tries.append(
-            (paths.try_id, site, paths.bucket, asked.job, asked.rule, asked.name, digest,
-             TryState.SUBMITTED, time.time(), time.time())
+        attempts.append(
+            (paths.attempt_id, site, paths.bucket, asked.job, asked.rule, asked.name, digest,
+             AttemptState.SUBMITTED, time.time(), time.time())
         )  # fmt: skip
-        submissions.append((paths.try_id, f"left-{number}"))
+        submissions.append((paths.attempt_id, f"left-{number}"))
         claim = workspace / paths.claim
         claim.parent.mkdir(parents=True, exist_ok=True)
         claim.write_text(f"owner=x\nsite_job=left-{number}\nscheduler_job={number}\nhost=n\n")
         if ended:
-            (workspace / paths.marker(0)).write_bytes(marker(paths.try_id, number))
+            (workspace / paths.marker(0)).write_bytes(marker(paths.attempt_id, number))
     with journal.write() as db:
         db.executemany(
-            "INSERT INTO tries (id, site, bucket, job, rule, name, fingerprint, state, created,"
+            "INSERT INTO attempts (id, site, bucket, job, rule, name, fingerprint, state, created,"
             " submitted) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            tries,
+            attempts,
         )
         db.executemany("INSERT INTO submissions VALUES (?, ?)", submissions)
     journal.close()

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.endtoend import SNAKEFILE, snakemake
-from snakemake_executor_plugin_mantik.journal import TryRecord, read_history
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, read_history
 from tests.real.centre import USER, Centre
 from tests.real.centre.firecrest import LOG, SYSTEM, Firecrest, requests
 from tests.support.places import unicorex_place
@@ -262,26 +262,26 @@ def executor(
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
         ended = time.time()
-        tries = read_history(Path(directory) / ".snakemake" / "mantik")
+        attempts = read_history(Path(directory) / ".snakemake" / "mantik")
     asked = server.asked() - before
     return {
         "all": ended - started,
-        **_phases(tries, started, ended),
+        **_phases(attempts, started, ended),
         "requests per job": asked.total() / jobs,
         **{f"requests: {kind}": number for kind, number in sorted(asked.items())},
     }
 
 
-def _phases(tries: list[TryRecord], started: float, ended: float) -> dict[str, float]:
-    submitted = [record.submitted or 0.0 for record in tries]
-    finished = [record.finished or 0.0 for record in tries]
+def _phases(attempts: list[AttemptRecord], started: float, ended: float) -> dict[str, float]:
+    submitted = [record.submitted or 0.0 for record in attempts]
+    finished = [record.finished or 0.0 for record in attempts]
     late = sorted(
         (record.finished or 0.0)
         - (record.submitted or 0.0) - (record.waited or 0.0) - (record.ran or 0.0)
-        for record in tries
+        for record in attempts
     )  # fmt: skip
     return {
-        "until the first is made": min(record.created for record in tries) - started,
+        "until the first is made": min(record.created for record in attempts) - started,
         "until the first is submitted": min(submitted) - started,
         "first to last submission": max(submitted) - min(submitted),
         "last submission to last end": max(finished) - max(submitted),

@@ -32,7 +32,7 @@ from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer, Observers
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, Journal
 from snakemake_executor_plugin_mantik.mlproject.entry import Call
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from snakemake_executor_plugin_mantik.tracking import store
@@ -75,7 +75,7 @@ class Stopwatch(Observer):
     def __init__(self) -> None:
         self.submitted_at: dict[str, float] = {}
 
-    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:  # noqa: ARG002
+    def submitted(self, record: AttemptRecord, site_job: str, queue: str) -> None:  # noqa: ARG002
         """Note when."""
         self.submitted_at.setdefault(record.job, time.monotonic())
 
@@ -139,8 +139,8 @@ def run(requests: Sequence[JobRequest], workdir: Path, uri: str, pace: int) -> R
 def _own_ids(workdir: Path) -> int:
     cursor = Cursor(workdir)
     with open_log(workdir) as log:
-        rows = log.db.execute("SELECT try, json_extract(given, '$.run_id') FROM tracked")
-        found = sum(bool(cursor.run(try_id).run_id != given) for try_id, given in rows)
+        rows = log.db.execute("SELECT attempt, json_extract(given, '$.run_id') FROM tracked")
+        found = sum(bool(cursor.run(attempt_id).run_id != given) for attempt_id, given in rows)
     cursor.close()
     return found
 

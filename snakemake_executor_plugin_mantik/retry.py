@@ -8,7 +8,7 @@
             mem_mb=grows(4000, on="out_of_memory", at_most=64000),
             runtime=grows(60, on="time_limit"),
 
-Snakemake evaluates resources again before each try. The reasons come from the journal, so they
+Snakemake evaluates resources again before each attempt. The reasons come from the journal, so they
 survive a restart, which resets Snakemake's `attempt` to 1.
 """
 
@@ -28,39 +28,39 @@ _run_by_mantik = False
 
 
 def executor_runs() -> None:
-    """Record that this process runs jobs with this executor, which knows why tries failed."""
+    """Record that this process runs jobs with this executor, which knows why attempts failed."""
     global _run_by_mantik  # noqa: PLW0603 - Snakemake offers functions of resources nothing else
     _run_by_mantik = True
 
 
 def failures(rulename: str, wildcards: Any) -> list[Reason]:
-    """Return the reasons why tries of a job failed since it last succeeded, the latest first.
+    """Return the reasons why attempts of a job failed since it last succeeded, the latest first.
 
     Snakemake passes both arguments to a resource function that names `wildcards` first and
     `rulename` among its other parameters.
     """
     try:
-        tries = read_history(STATE, job_name(rulename, dict(wildcards.items())))
+        attempts = read_history(STATE, job_name(rulename, dict(wildcards.items())))
     except JournalError:
         return []  # no job was submitted from here yet
-    latest = takewhile(lambda record: record.outcome != "succeeded", reversed(tries))
+    latest = takewhile(lambda record: record.outcome != "succeeded", reversed(attempts))
     return [Reason(record.reason) for record in latest if record.reason]
 
 
 def last_failure(rulename: str, wildcards: Any) -> Reason | None:
-    """Return why the last try of a job failed; None if it did not, or there was none."""
+    """Return why the last attempt of a job failed; None if it did not, or there was none."""
     return next(iter(failures(rulename, wildcards)), None)
 
 
 def grows(
     start: float | Callable[..., Any], *, on: str, factor: float = 2, at_most: float | None = None
 ) -> Callable[..., Any]:
-    """Return a resource function that raises the value after each try that failed for want of it.
+    """Return a resource function that raises the value after an attempt failed for want of it.
 
     Other executors report no reasons: with them it raises the value with each attempt.
 
     Args:
-        start: the value for the first try: a number, or a function as Snakemake accepts.
+        start: the value for the first attempt: a number, or a function as Snakemake accepts.
         on: reasons (`jobs.reasons.Reason`) after which to raise the value, separated by commas.
         factor: multiplies the value each time.
         at_most: the upper limit.

@@ -21,7 +21,7 @@ from ..engine.observer import JobEnd, JobExtras, Observer
 from ..engine.request import JobNumber, JobRequest, Outcome
 from ..jobs.paths import local_path
 from ..jobs.reasons import Reason
-from ..journal import TryRecord, TryState
+from ..journal import AttemptRecord, AttemptState
 from ..rules import Job
 from ..rules.resources import RETRY_RESOURCE, job_retry_reasons
 from ..rules.units import job_identity, list_members
@@ -47,7 +47,7 @@ class JobLog(Observer):
     def news(self) -> dict[JobNumber, str]:
         """Return the ids at their sites of jobs that got new ones since the last call.
 
-        Earlier ids of the same try are included. Any thread may call this method.
+        Earlier ids of the same attempt are included. Any thread may call this method.
         """
         found: dict[JobNumber, str] = {}
         while self._news:
@@ -58,12 +58,12 @@ class JobLog(Observer):
     async def prepare(
         self,
         request: JobRequest,
-        record: TryRecord,
+        record: AttemptRecord,
         workspace: str,  # noqa: ARG002
         *,
         waits: bool = False,
     ) -> JobExtras | None:
-        """Note which job a try belongs to, and log if it is reattached. Add nothing to it."""
+        """Note which job an attempt belongs to, and log if it is reattached. Add nothing to it."""
         if waits:
             self._waits.add(record.id)
             return None
@@ -74,7 +74,7 @@ class JobLog(Observer):
         # What this run submitted: ahead of its inputs, or as a segment behind another one.
         if (ahead is not None and ahead.unmade) or record.id in self._sent:
             self._known(record, ())
-        elif record.state is not TryState.PLANNED:
+        elif record.state is not AttemptState.PLANNED:
             self._known(record, record.site_jobs)
             text = f"{record.name}: reattached at {record.site}, not run twice."
             if record.waits:
@@ -82,7 +82,7 @@ class JobLog(Observer):
             self._notify(record, "submitted", text, queue=record.queue)
         return None
 
-    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
+    def submitted(self, record: AttemptRecord, site_job: str, queue: str) -> None:
         self._known(record, (site_job,))
         request = self._requests.get(record.id)
         if record.id in self._waits:
@@ -97,11 +97,11 @@ class JobLog(Observer):
             text = messages.submitted_message(name, record.site, site_job, queue or None)
         self._notify(record, "submitted", text, queue=queue)
 
-    def started(self, record: TryRecord) -> None:
+    def started(self, record: AttemptRecord) -> None:
         self._notify(record, "running", messages.started_message(record.name, record.site))
 
-    def ended(self, record: TryRecord, end: JobEnd) -> None:
-        """Log the success or failure of a job. A try that will be submitted again logs nothing."""
+    def ended(self, record: AttemptRecord, end: JobEnd) -> None:
+        """Log the success or failure of a job; nothing if it will be submitted again."""
         facts = {"exit_code": end.exit_code, "waited": end.waited, "ran": end.ran}
         log = self._shown(end.log)
         if end.how == "finished":
@@ -123,14 +123,14 @@ class JobLog(Observer):
         self._requests.pop(record.id, None)
         self._sent.pop(record.id, None)
 
-    def _known(self, record: TryRecord, ids: tuple[str, ...]) -> None:
-        """Add ids of a try, and keep earlier ones: any may be the one that runs."""
+    def _known(self, record: AttemptRecord, ids: tuple[str, ...]) -> None:
+        """Add ids of an attempt, and keep earlier ones: any may be the one that runs."""
         request = self._requests.get(record.id)
         self._sent[record.id] = ids = tuple(dict.fromkeys([*self._sent.get(record.id, ()), *ids]))
         if request is not None and ids:
             self._news.append((request.number, " ".join(ids)))
 
-    def _notify(self, record: TryRecord, state: str, text: str, **facts: Any) -> None:
+    def _notify(self, record: AttemptRecord, state: str, text: str, **facts: Any) -> None:
         request = self._requests.get(record.id)
         attributes = {
             "state": state,

@@ -181,7 +181,7 @@ class ActiveRun:
     def missed(self, job: Any, outcome: Outcome) -> str:
         """Return advice about files that a failed job names, that are here and not at its site."""
         config = self.checked.context.sites.get(outcome.site)
-        if config is None or not outcome.try_id:
+        if config is None or not outcome.attempt_id:
             return ""
         members = list_members(job)
         own = (path for m in members for path in (*m.input, *m.output, *m.log, m.benchmark))

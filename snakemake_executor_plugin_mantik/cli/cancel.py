@@ -14,7 +14,7 @@ from ..connections.connect import ReconnectedSite, open_journal, reach_sites
 from ..engine.cancel import CANCEL_WAIT_S
 from ..engine.clear import Clearer, WorkspacePart
 from ..jobs.paths import display_path
-from ..journal import Journal, StoredOutput, TryRecord, TryState, read_history
+from ..journal import AttemptRecord, AttemptState, Journal, StoredOutput, read_history
 from ..storage.copies import is_here
 from ..views.workflow import is_meant, list_names
 from .shared import NOT_DONE, Sites, Workdir, Yes, confirm, say
@@ -47,12 +47,12 @@ def cancel(
             raise typer.Exit(NOT_DONE)
 
 
-def _chosen(journal: Journal, wanted: Sequence[str], *, every: bool) -> list[TryRecord]:
-    """Return those of the planned tries, and of those that may wait or run, that are named."""
+def _chosen(journal: Journal, wanted: Sequence[str], *, every: bool) -> list[AttemptRecord]:
+    """Return those of the planned attempts, and of those that may wait or run, that are named."""
     there = [
         record
         for record in read_history(journal.path.parent)
-        if record.may_run or record.state is TryState.PLANNED
+        if record.may_run or record.state is AttemptState.PLANNED
     ]
     known = list_names(record.name for record in there) or " none"
     if every or not there:
@@ -76,11 +76,11 @@ def _chosen(journal: Journal, wanted: Sequence[str], *, every: bool) -> list[Try
 
 
 async def _cancel(
-    journal: Journal, given: Sequence[str], records: Sequence[TryRecord], wait_s: float
-) -> list[TryRecord]:
+    journal: Journal, given: Sequence[str], records: Sequence[AttemptRecord], wait_s: float
+) -> list[AttemptRecord]:
     names = sorted({record.site for record in records})
     async with reach_sites(journal, names, given, say) as there:
-        left = await cancel_tries(there, records, wait_s)
+        left = await cancel_attempts(there, records, wait_s)
         now = {record.id: record for record in read_history(journal.path.parent)}
         unconfirmed = {record.id for record in left}
         for record in records:
@@ -89,12 +89,12 @@ async def _cancel(
     return left
 
 
-async def cancel_tries(
-    there: ReconnectedSite, records: Sequence[TryRecord], wait_s: float
-) -> list[TryRecord]:
-    """Cancel tries and wait for their ends; report and return those that may still run.
+async def cancel_attempts(
+    there: ReconnectedSite, records: Sequence[AttemptRecord], wait_s: float
+) -> list[AttemptRecord]:
+    """Cancel attempts and wait for their ends; report and return those that may still run.
 
-    The wait takes up to `wait_s` seconds, and longer for many tries.
+    The wait takes up to `wait_s` seconds, and longer for many attempts.
     """
     within = [record for record in records if there.holds(record)]
     beyond = [record for record in records if not there.holds(record)]
@@ -115,8 +115,8 @@ async def cancel_tries(
     return [*beyond, *unconfirmed]
 
 
-def _ended(before: TryState, record: TryRecord) -> str:
-    if before is TryState.PLANNED:
+def _ended(before: AttemptState, record: AttemptRecord) -> str:
+    if before is AttemptState.PLANNED:
         return f"{record.name}: it was not submitted yet, and will not be."
     if record.outcome == "cancelled":
         return f"{record.name}: cancelled at {record.site}, which has confirmed it."
@@ -236,10 +236,10 @@ def _clearers(there: ReconnectedSite) -> dict[str, Clearer]:
 
 
 async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
-    """Cancel the tries in a workspace and empty it; return whether everything was removed."""
+    """Cancel the attempts in a workspace and empty it; return whether everything was removed."""
     journal = there.journal
     running = [record for record in _needed(journal, name) if record.may_run]
-    if await cancel_tries(there, running, 2 * CANCEL_WAIT_S):
+    if await cancel_attempts(there, running, 2 * CANCEL_WAIT_S):
         typer.echo(f"{name}: kept, because one of its jobs may still run.")
         return False
     for record in _needed(journal, name):
@@ -256,8 +256,8 @@ async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
     return not left
 
 
-def _needed(journal: Journal, name: str) -> list[TryRecord]:
-    """Return the tries that use a workspace, or whose outputs may not be fetched yet."""
+def _needed(journal: Journal, name: str) -> list[AttemptRecord]:
+    """Return the attempts that use a workspace, or whose outputs may not be fetched yet."""
     place = journal.sites()[name].place
     using = {record.id for record in journal.uses.of(place)}
     return [
@@ -266,7 +266,10 @@ def _needed(journal: Journal, name: str) -> list[TryRecord]:
         if record.id in using
         or (
             record.place == place
-            and (record.may_run or (record.state, record.outcome) == (TryState.ENDED, "succeeded"))
+            and (
+                record.may_run
+                or (record.state, record.outcome) == (AttemptState.ENDED, "succeeded")
+            )
         )
     ]
 
@@ -277,10 +280,10 @@ def _only_there(there: ReconnectedSite, name: str) -> list[StoredOutput]:
     return [output for output in stored if not is_here(output, there.workdir)]
 
 
-def _why(record: TryRecord) -> str:
+def _why(record: AttemptRecord) -> str:
     if record.goes_on and not record.may_run:
         return f"it can go on from its checkpoint after {record.part}"
-    if record.state is TryState.ENDED:
+    if record.state is AttemptState.ENDED:
         return "Snakemake has not accepted its outputs yet"
     return "it may still run, or its outputs have not been fetched"
 

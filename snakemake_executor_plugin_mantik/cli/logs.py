@@ -11,9 +11,9 @@ from ..common.errors import UserError, printable
 from ..common.state_directory import STATE
 from ..connections.connect import site_visits
 from ..jobs.paths import display_path
-from ..journal import TryRecord, is_controlled, read_history
+from ..journal import AttemptRecord, is_controlled, read_history
 from ..views.sites import JobLog, run_beside
-from ..views.workflow import find_try
+from ..views.workflow import find_attempt
 from .shared import Follow, Sites, Workdir, say, warn
 
 
@@ -38,7 +38,7 @@ def logs(
 
     That of a running job is read from its site. The output of a job that has ended is here.
     """
-    found = find_try(directory / STATE, " ".join(job))
+    found = find_attempt(directory / STATE, " ".join(job))
     files = found.log_files if log else ("",)
     if not files:
         raise UserError(
@@ -98,7 +98,7 @@ def exec_(
     It runs on the job's first node, in the workspace and outside the container, within ten seconds
     or so, and may take five minutes. The exit code is the command's.
     """
-    found = find_try(directory / STATE, job)
+    found = find_attempt(directory / STATE, job)
     if not found.may_run:
         raise UserError(
             f"it does not run any more ({found.outcome})",
@@ -116,14 +116,14 @@ def exec_(
     raise typer.Exit(code)
 
 
-def _last(state: Path, found: TryRecord) -> TryRecord:
-    """Return a try as it is now, or a later one of the same job that may run."""
+def _last(state: Path, found: AttemptRecord) -> AttemptRecord:
+    """Return an attempt as it is now, or a later one of the same job that may run."""
     same = [r for r in read_history(state) if r.job == found.job]
     now = next(record for record in same if record.id == found.id)
     return next((r for r in same if r.may_run and not now.may_run and r.created > now.created), now)
 
 
-def _silent(record: TryRecord) -> str:
+def _silent(record: AttemptRecord) -> str:
     if not record.site_jobs and not record.outcome:
         return f"{record.name}: it has not been submitted yet."
     if record.may_run:

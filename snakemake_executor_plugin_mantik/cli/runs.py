@@ -407,7 +407,7 @@ def run_details(found: "FoundRun") -> dict[str, Any]:
                     "outcome": t.outcome,
                     "waiting_reason": t.hindrance,
                 }
-                for t in here.tries
+                for t in here.attempts
             ],
         }
     return made

@@ -56,7 +56,7 @@ def _work(directory: Path, kept: Path) -> str:
 
 
 def _settle(directory: Path) -> None:
-    """End the MLflow runs of workflows whose Snakemake is gone and that have no open tries.
+    """End the MLflow runs of workflows whose Snakemake is gone and that have no open attempts.
 
     Do nothing while a controller holds the journal.
     """

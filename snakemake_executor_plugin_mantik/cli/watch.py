@@ -84,7 +84,7 @@ def watch_view(
 
     `rows` limits their number; a line counts the others. `only` are the conditions to show, and
     `notes` lines about the view itself. `directory` is the workflow's. `last_lines` are those that
-    running tries have written, by their ids.
+    running attempts have written, by their ids.
     """
     totals = site_totals(jobs)
     found = watch_rows(jobs, rows, only)
@@ -226,7 +226,7 @@ def _note(group: Sequence[JobView], directory: Path, line: str) -> str:
     job, alone = group[0], len(group) == 1
     if not alone:  # the others are expected at other times
         job = replace(job, record=replace(job.record, expected=None))
-    again = f"try {job.number}" if job.number > 1 and alone else ""
+    again = f"attempt {job.number}" if job.number > 1 and alone else ""
     part = job.record.part if alone else ""
     said = job.words.removeprefix(job.condition.value).removeprefix(": ")
     if job.condition is Condition.RUNNING:
@@ -339,7 +339,7 @@ class _Watched:
         self.controlled = is_controlled(directory / STATE)
 
     def look(self) -> list[JobView]:
-        """Return the last try of each job."""
+        """Return the last attempt of each job."""
         state = self._directory / STATE
         self.controlled = is_controlled(state)
         if (changed := _changes(state)) != self._changed:
@@ -505,7 +505,7 @@ def jobs(
     directory: Workdir = Path(),
     *,
     every: Annotated[
-        bool, typer.Option("--all", help="Also show tries that later ones have replaced.")
+        bool, typer.Option("--all", help="Also show attempts that later ones have replaced.")
     ] = False,
     failed: Annotated[bool, typer.Option("--failed", help="Show only failed jobs.")] = False,
     ask: Annotated[
@@ -521,8 +521,8 @@ def jobs(
 ) -> None:
     """List the jobs that snakemake submitted from this directory: site, id, times, outcome.
 
-    Shows the last try of each job, and all tries that may still run, without segments that wait
-    for others. To cancel those, use smk-mantik cancel; to follow them, smk-mantik watch.
+    Shows the last attempt of each job, and all attempts that may still run, without segments that
+    wait for others. To cancel those, use smk-mantik cancel; to follow them, smk-mantik watch.
     """
     state = directory / STATE
     controlled = is_controlled(state)
@@ -553,17 +553,17 @@ async def _asked(directory: Path, given: Sequence[str]) -> Mapping[str, Sight]:
 
 
 def jobs_table(found: Sequence[JobView], now: float, width: int, *, brief: bool = True) -> Table:
-    """Return a table with one row per try, in the order of creation, for `width` columns.
+    """Return a table with one row per attempt, in the order of creation, for `width` columns.
 
-    If they are few, the queue, the number of the try and the times are left out, and if `brief`,
-    each row is one line.
+    If they are few, the queue, the number of the attempt and the times are left out, and if
+    `brief`, each row is one line.
     """
-    titles = ["job", "site", "queue", "id at the site", "try", "waited", "ran", "outcome"]
+    titles = ["job", "site", "queue", "id at the site", "attempt", "waited", "ran", "outcome"]
     whole = titles[:-1]
     if width < _WIDE:
         titles = ["job", "site", "id at the site", "outcome"]
         whole = titles if brief else whole
-    shown = shared.new_table(titles, ("try", "waited", "ran"), whole)
+    shown = shared.new_table(titles, ("attempt", "waited", "ran"), whole)
     shown.expand, shown.columns[-1].ratio = width < _WIDE, 1  # it takes what the others leave
     for job in found:
         record = job.record
@@ -573,7 +573,7 @@ def jobs_table(found: Sequence[JobView], now: float, width: int, *, brief: bool 
             "site": record.site,
             "queue": record.queue,
             "id at the site": job.site_ids,
-            "try": str(job.number),
+            "attempt": str(job.number),
             "waited": humanize_duration(waited) if waited is not None else "",
             "ran": job.ran_words(now),
             "outcome": f"{record.part}: {job.words}" if record.part else job.words,

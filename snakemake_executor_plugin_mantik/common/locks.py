@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import IO, Any, Final
 
-_TRIES: Final = 4
+_ATTEMPTS: Final = 4
 _PAUSE_S: Final = 0.1
 
 
@@ -18,7 +18,7 @@ def take_lock(file: IO[Any] | int) -> bool:
     Raises:
         OSError: the file system does not support locks.
     """
-    for left in reversed(range(_TRIES)):
+    for left in reversed(range(_ATTEMPTS)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -18,7 +18,7 @@ from ..engine.plan import Planner
 from ..engine.site_runner import SiteRunner
 from ..engine.workflow_context import WorkflowContext
 from ..jobs.paths import workspace_root
-from ..journal import Journal, SiteRecord, TryRecord, read_stored, require_journal
+from ..journal import AttemptRecord, Journal, SiteRecord, read_stored, require_journal
 from ..sites import make_issuer, make_site
 from ..sites.authentication import Credential
 from ..sites.base import Site
@@ -271,13 +271,13 @@ class ReconnectedSite:
     runners: Mapping[str, SiteRunner]
     away: Mapping[str, str]
 
-    def holds(self, record: TryRecord) -> bool:
-        """Check whether a try is in a workspace that was reached."""
+    def holds(self, record: AttemptRecord) -> bool:
+        """Check whether an attempt is in a workspace that was reached."""
         runner = self.runners.get(record.site)
         return runner is not None and runner.place.id == record.place
 
-    def unreached(self, record: TryRecord) -> str:
-        """Return why a try's workspace was not reached."""
+    def unreached(self, record: AttemptRecord) -> str:
+        """Return why an attempt's workspace was not reached."""
         return self.away.get(
             record.site,
             f"its workspace {record.left_where} is not the one in the current backend config;"

@@ -1,4 +1,4 @@
-"""Compare tries of earlier runs with a request, and explain what changed."""
+"""Compare attempts of earlier runs with a request, and explain what changed."""
 
 import json
 import posixpath
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..jobs.paths import display_path, is_at, nearest
-from ..journal import TIMESTAMP, TryRecord, TryState
+from ..journal import TIMESTAMP, AttemptRecord, AttemptState
 from ..staging.local import LocalFile
 from .request import UPDATED, JobRequest
 
@@ -14,14 +14,15 @@ from .request import UPDATED, JobRequest
 def name_by_makers(
     inputs: Mapping[str, str], makers: Mapping[str, str], made: Callable[[str], Mapping[str, str]]
 ) -> dict[str, str]:
-    """Return the inputs in the terms of a try that was submitted before some of them existed.
+    """Return the inputs in the terms of an attempt that was submitted before some of them existed.
 
-    Such an input is named by the try that was to make it, if that try has made what lies there now.
+    Such an input is named by the attempt that was to make it, if that attempt has made what lies
+    there now.
 
     Args:
         inputs: checksums of the inputs, by path.
-        makers: ids of the tries that were to make inputs, files or directories, by path.
-        made: returns the checksums of the files that a try has made, by path.
+        makers: ids of the attempts that were to make inputs, files or directories, by path.
+        made: returns the checksums of the files that an attempt has made, by path.
     """
     named = dict(inputs)
     for path, maker in makers.items():
@@ -32,9 +33,9 @@ def name_by_makers(
     return named
 
 
-def name_of_maker(try_id: str) -> str:
-    """Return what stands in a fingerprint for the checksum of an input that a try is to make."""
-    return f"try {try_id}"
+def name_of_maker(attempt_id: str) -> str:
+    """Return what a fingerprint has for the checksum of an input that an attempt is to make."""
+    return f"attempt {attempt_id}"
 
 
 def _contents_at(files: Mapping[str, str], path: str) -> dict[str, str]:
@@ -70,7 +71,7 @@ _RESOURCES = {
 _WORD = re.compile(r"[^\s'\"`=:;|&<>(){}$,]+")
 _MOST_TOLD = 5
 _MOST_NOTED = 100
-"""Most outputs of a try that its basis names."""
+"""Most outputs of an attempt that its basis names."""
 
 
 def encode_basis(
@@ -79,7 +80,7 @@ def encode_basis(
     sources: str,
     makes: Sequence[str] = (),
 ) -> str:
-    """Encode the basis of a try for the journal, so that a later run can report what changed.
+    """Encode the basis of an attempt for the journal, so that a later run can report what changed.
 
     Args:
         made_of: the parts of its fingerprint.
@@ -91,14 +92,14 @@ def encode_basis(
     return json.dumps(facts | {"makes": makes[:_MOST_NOTED]})
 
 
-def why_unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, str]) -> str:
-    """Return the message about a try that is not adopted but given up.
+def why_unwanted(request: JobRequest, record: AttemptRecord, made_of: Mapping[str, str]) -> str:
+    """Return the message about an attempt that is not adopted but given up.
 
-    Empty if the try was never submitted, or if the user knows already.
+    Empty if the attempt was never submitted, or if the user knows already.
     """
     if record.left_behind:
         why = "since it was left there when the workflow used another site"
-    elif record.state is TryState.PLANNED or record.outcome not in ("", "succeeded"):
+    elif record.state is AttemptState.PLANNED or record.outcome not in ("", "succeeded"):
         return ""
     elif record.job != request.job:
         why = "since jobs are grouped in another way now"
@@ -111,19 +112,19 @@ def why_unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, s
     return ended_since_message(record, why)
 
 
-def ended_since_message(record: TryRecord, why: str) -> str:
-    """Return the message about an open try of an earlier run that is given up."""
+def ended_since_message(record: AttemptRecord, why: str) -> str:
+    """Return the message about an open attempt of an earlier run that is given up."""
     return (
         f"{record.name}: the job that an earlier run submitted to {record.site} is ended and its"
         f" outputs are not used, {why}."
     )
 
 
-def kept_message(record: TryRecord, resources: Mapping[str, str]) -> str:
-    """Return the message about an adopted try that requested other resources, else empty."""
+def kept_message(record: AttemptRecord, resources: Mapping[str, str]) -> str:
+    """Return the message about an adopted attempt that requested other resources, else empty."""
     before = record.basis.get("resources", resources)
     names = [n for n in {**before, **resources} if before.get(n) != resources.get(n)]
-    if record.state is TryState.PLANNED or not names:
+    if record.state is AttemptState.PLANNED or not names:
         return ""
     others = ", ".join(
         f"{_RESOURCES.get(n, n.replace('_', ' '))} {before.get(n, 'none')} instead of"
@@ -136,12 +137,12 @@ def kept_message(record: TryRecord, resources: Mapping[str, str]) -> str:
     )
 
 
-def stale_message(record: TryRecord, sources: str, files: Iterable[LocalFile] = ()) -> str:
-    """Return the message about an adopted try whose sources have changed since, else empty.
+def stale_message(record: AttemptRecord, sources: str, files: Iterable[LocalFile] = ()) -> str:
+    """Return the message about an adopted attempt whose sources have changed since, else empty.
 
     `sources` is the digest of the `files` that are the sources now.
     """
-    if record.state is TryState.PLANNED or record.basis.get("sources", sources) == sources:
+    if record.state is AttemptState.PLANNED or record.basis.get("sources", sources) == sources:
         return ""
     since = record.created * 1e9
     new = sorted(display_path(f.path) for f in files if f.key is not None and f.key[3] > since)
@@ -153,8 +154,8 @@ def stale_message(record: TryRecord, sources: str, files: Iterable[LocalFile] = 
     )
 
 
-def _changes(record: TryRecord, made_of: Mapping[str, str]) -> str:
-    """List the parts that have changed since a try was submitted; empty if none has."""
+def _changes(record: AttemptRecord, made_of: Mapping[str, str]) -> str:
+    """List the parts that have changed since an attempt was submitted; empty if none has."""
     before = record.basis.get("made_of")
     if before is None:
         return "the executor's version"

@@ -1,4 +1,4 @@
-"""Define the value of one try during a run: its submissions and its end."""
+"""Define the value of one attempt during a run: its submissions and its end."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from ..jobs.markers import Marker
 from ..jobs.pools import parse_job_id
 from ..jobs.spec import LiveDirectory
-from ..journal import UNTIMED, Times, TryRecord, TryState, Used
+from ..journal import UNTIMED, AttemptRecord, AttemptState, Times, Used
 from ..staging.local import LocalFile
 from .evidence import Evidence
 from .observer import JobExtras
@@ -21,7 +21,7 @@ _CLOCKS_DIFFER_S = 60.0
 
 @dataclass(eq=False)
 class Attempt:
-    """One try that this run submits or adopts.
+    """One attempt that this run submits or adopts.
 
     Attributes:
         ids: the site's ids of it.
@@ -31,14 +31,15 @@ class Attempt:
         staged: the contents of each submission of this run.
         extras: an observer's additions.
         end: how it ended; None until that is known.
-        turn: when the tries before it at its site had ended, by the local clock; None without any.
+        turn: when the attempts before it at its site had ended, by the local clock; None without
+            any.
         files: the files that the job needs.
         whole: the request with the observer's additions.
         own: the observer's files.
         withdrawn: whether it had not started in time and certainly never will.
     """
 
-    record: TryRecord
+    record: AttemptRecord
     ids: list[str]
     submitted_at: float
     sent: int
@@ -53,10 +54,10 @@ class Attempt:
     withdrawn: bool = False
 
     @classmethod
-    def of(cls, record: TryRecord, files: list[LocalFile] | None = None) -> "Attempt":
-        """Make the attempt of a new try, or of one that an earlier run may have submitted."""
+    def of(cls, record: AttemptRecord, files: list[LocalFile] | None = None) -> "Attempt":
+        """Make the attempt of a new attempt, or of one that an earlier run may have submitted."""
         # That run may have died before it recorded the id of its last submission.
-        sent = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
+        sent = len(record.site_jobs) + 1 if record.state is not AttemptState.PLANNED else 0
         submitted_at = record.submitted or time.time()
         ids = list(record.site_jobs)
         return cls(record, ids, submitted_at, sent, record.sent, files=files or [])

@@ -1,9 +1,9 @@
-"""Submit tries behind others: before their inputs exist, or before the segment before has ended.
+"""Submit attempts behind others: before their inputs exist, or before the segment before has ended.
 
-So a pipeline goes on while no controller runs. The scheduler starts such a try when the others have
-ended, and its script decides whether it runs (`jobs/bash/inputs.sh`). Nothing watches it.
-When Snakemake requests the job, its try is adopted like one of an earlier run: its fingerprint
-names each input that did not exist by the try that makes it.
+So a pipeline goes on while no controller runs. The scheduler starts such an attempt when the others
+have ended, and its script decides whether it runs (`jobs/bash/inputs.sh`). Nothing watches it. When
+Snakemake requests the job, its attempt is adopted like one of an earlier run: its fingerprint names
+each input that did not exist by the attempt that makes it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..common.errors import MantikError, SiteError, SiteRejected, SiteUnreachable
 from ..jobs.segments import GO_ON_CODE
 from ..jobs.spec import Predecessor
-from ..journal import TryRecord
+from ..journal import AttemptRecord
 from .attempt import Attempt
 from .dispatch import Dispatcher
 from .request import JobRequest
@@ -36,7 +36,7 @@ class _Ahead:
     Attributes:
         task: submits it; None when that is over.
         begun: whether its request to the site may have been made; then nothing interrupts `task`.
-        attempt: the try that the site may know.
+        attempt: the attempt that the site may know.
     """
 
     request: JobRequest
@@ -57,7 +57,7 @@ class _Maker:
     """What is known of a job whose outputs others wait for.
 
     Attributes:
-        attempt: its last try, if others can be submitted behind it.
+        attempt: its last attempt, if others can be submitted behind it.
         made: whether it has succeeded.
         accepted: whether Snakemake has accepted its outputs and will not change them any more.
     """
@@ -84,14 +84,14 @@ class _Segments:
 
 
 class Behind(Worker):
-    """The tries of one site that wait there for others, and the jobs that are to be such.
+    """The attempts of one site that wait there for others, and the jobs that are to be such.
 
     Jobs are submitted ahead of their inputs before Snakemake requests them; of a job that goes on
     past its walltime, the next segments.
     """
 
     def __init__(self, work: SiteWork, dispatcher: Dispatcher, room: Callable[[], int]) -> None:
-        """Prepare; `room` returns how many tries may wait at this site."""
+        """Prepare; `room` returns how many attempts may wait at this site."""
         super().__init__(work)
         self._dispatcher = dispatcher
         self._most = room
@@ -106,15 +106,15 @@ class Behind(Worker):
         dispatcher.end_behind = self.end_behind
 
     @property
-    def records(self) -> list[TryRecord]:
-        """The tries that were submitted and not requested by Snakemake since, oldest first."""
+    def records(self) -> list[AttemptRecord]:
+        """The attempts that were submitted and not requested by Snakemake since, oldest first."""
         sent = [ahead.attempt for ahead in self._ahead.values() if ahead.attempt is not None]
-        found = self._journal.tries(attempt.record.id for attempt in sent)
+        found = self._journal.attempts(attempt.record.id for attempt in sent)
         return [record for record in found if not record.state.final]
 
     @property
-    def left(self) -> list[TryRecord]:
-        """All open tries that this run has submitted ahead, or was about to."""
+    def left(self) -> list[AttemptRecord]:
+        """All open attempts that this run has submitted ahead, or was about to."""
         return [record for record in self._journal.open_ahead() if record.id in self._own]
 
     @property
@@ -126,21 +126,21 @@ class Behind(Worker):
         return self._most() - self.number - sum(s.waiting for s in self._segments.values())
 
     def propose(self, request: JobRequest) -> None:
-        """Submit a job as soon as the tries that make its inputs are submitted."""
+        """Submit a job as soon as the attempts that make its inputs are submitted."""
         if request.job not in self._ahead:
             self._wanted[request.job] = request
             self.look()
 
     def submitted(self, request: JobRequest, attempt: Attempt) -> None:
-        """Note a requested try that the site knows: others can be submitted behind it.
+        """Note a requested attempt that the site knows: others can be submitted behind it.
 
-        `request` is without an observer's additions, which are those of one try.
+        `request` is without an observer's additions, which are those of one attempt.
         """
         maker = self._makers[request.job]
         maker.forget_outputs()
         if not attempt.ids:
             return
-        if request.continuation is None:  # else it is not the last try
+        if request.continuation is None:  # else it is not the last attempt
             maker.attempt = attempt
             self.look()
         elif request.job not in self._segments:
@@ -148,8 +148,8 @@ class Behind(Worker):
             sending = self._send_segments(request, attempt, segments)
             segments.task = asyncio.create_task(sending)
 
-    def ended(self, request: JobRequest, record: TryRecord, *, succeeded: bool) -> None:
-        """Note the end of a requested try. Unless it has succeeded, end those that wait for it."""
+    def ended(self, request: JobRequest, record: AttemptRecord, *, succeeded: bool) -> None:
+        """Note the end of a requested attempt; unless it has succeeded, end those behind it."""
         maker = self._makers[request.job]
         maker.attempt = None
         if succeeded:
@@ -165,7 +165,7 @@ class Behind(Worker):
         self.look()
 
     def forget(self, request: JobRequest) -> None:
-        """Note that a requested try is not followed any more, whatever its end."""
+        """Note that a requested attempt is not followed any more, whatever its end."""
         self._makers[request.job].attempt = None
 
     def has(self, request: JobRequest) -> bool:
@@ -175,8 +175,8 @@ class Behind(Worker):
     async def take(self, request: JobRequest) -> Attempt | None:
         """Return the attempt of a job that Snakemake requests now, if it was submitted ahead.
 
-        First wait until a try of it that is not wanted any more is over. No job is submitted behind
-        it until it is `submitted`: it may be unwanted, too.
+        First wait until an attempt of it that is not wanted any more is over. No job is submitted
+        behind it until it is `submitted`: it may be unwanted, too.
         """
         while (ahead := self._ahead.get(request.job)) is not None and ahead.task is not None:
             await ahead.over()
@@ -189,14 +189,14 @@ class Behind(Worker):
         return ahead.attempt if ahead is not None else None
 
     async def end_behind(self, ids: Iterable[str]) -> None:
-        """End the tries that wait for some others, and those that wait for them."""
+        """End the attempts that wait for some others, and those that wait for them."""
         if tasks := self._withdraw(ids):
             await asyncio.wait(tasks)
 
     def _withdraw(self, ids: Iterable[str]) -> list[asyncio.Task[None]]:
-        """Begin to end the tries that wait for others, directly or not, and return the tasks.
+        """Begin to end the attempts that wait for others, directly or not, and return the tasks.
 
-        Those of this run are submitted again if other tries of the same jobs follow.
+        Those of this run are submitted again if other attempts of the same jobs follow.
         """
         if self._closed:
             return []
@@ -209,7 +209,7 @@ class Behind(Worker):
                 task.add_done_callback(lambda _, key=record.id: self._ending.pop(key))  # type: ignore[misc]
         return [self._ending[record.id][1] for record in records]
 
-    def _take_back(self, record: TryRecord) -> None:
+    def _take_back(self, record: AttemptRecord) -> None:
         maker, ahead = self._makers[record.job], self._ahead.get(record.job)
         if maker.attempt is not None and maker.attempt.record.id == record.id:
             maker.attempt = None
@@ -217,12 +217,12 @@ class Behind(Worker):
             del self._ahead[record.job]
             self._wanted[record.job] = ahead.request
 
-    async def _end(self, record: TryRecord) -> None:
+    async def _end(self, record: AttemptRecord) -> None:
         if (ahead := self._ahead.get(record.job)) is not None:
             await ahead.over()
             self._take_back(record)
         # Until then its state may have changed.
-        left = [r for r in self._journal.tries([record.id]) if not r.state.final]
+        left = [r for r in self._journal.attempts([record.id]) if not r.state.final]
         try:
             await self._give_up(left)
         except Exception as error:  # noqa: BLE001 - a refusal of the site, or a bug of ours
@@ -281,14 +281,14 @@ class Behind(Worker):
                 self._wanted[request.job] = request
                 return
             ids = {path: maker.record.id for path, maker in makers.items()}
-            record = await self._dispatcher.choose_try(request, files, ids)
+            record = await self._dispatcher.choose_attempt(request, files, ids)
             self._own.add(record.id)
             attempt = Attempt.of(record, files)
             if not attempt.sent:
                 await self._send_after(ahead, attempt, makers)
         except asyncio.CancelledError:
             if not all(self._makers[job].ready for job in request.unmade.values()):
-                self._wanted[request.job] = request  # for another try of what makes its inputs
+                self._wanted[request.job] = request  # for another attempt of what makes its inputs
             raise
         except MantikError as error:
             # The reason is reported when Snakemake requests the job, if it still exists then.
@@ -316,7 +316,7 @@ class Behind(Worker):
             return
         ids = await self._scheduler_ids(i for maker in makers.values() for i in maker.ids)
         ahead.begun = True
-        [record] = self._journal.tries([attempt.record.id])
+        [record] = self._journal.attempts([attempt.record.id])
         if record.state.final or not self._may_follow(request, makers):
             self._wanted[request.job] = request
             return
@@ -332,7 +332,7 @@ class Behind(Worker):
         *,
         segments: _Segments | None = None,
     ) -> None:
-        """Submit a try behind others; one of `segments` again, until its own id is known.
+        """Submit an attempt behind others; one of `segments` again, until its own id is known.
 
         Raises:
             MantikError: the site refuses it, or a file cannot be read.
@@ -354,7 +354,7 @@ class Behind(Worker):
             await self._site.extend(attempt.ids, EXTEND_BY_S)
 
     def _may_follow(self, request: JobRequest, makers: Mapping[str, Attempt]) -> bool:
-        """Return whether the tries that make a job's inputs are still wanted, or have succeeded."""
+        """Return whether those that make a job's inputs are still wanted, or have succeeded."""
         current = self._current(request)
         return all(
             current.get(path) is maker or self._makers[request.unmade[path]].made
@@ -406,7 +406,7 @@ class Behind(Worker):
             await asyncio.wait([segments.task])
             self._segments.pop(request.job, None)
 
-    async def end_segments(self, request: JobRequest, record: TryRecord) -> None:
+    async def end_segments(self, request: JobRequest, record: AttemptRecord) -> None:
         """End the segments behind one after which the job does not go on.
 
         Call it before anything is recorded about the outputs, which these were to make, too.

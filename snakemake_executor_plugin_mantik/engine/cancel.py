@@ -1,4 +1,4 @@
-"""End tries for certain, and remove what finished ones leave at the site."""
+"""End attempts for certain, and remove what finished ones leave at the site."""
 
 import asyncio
 import shutil
@@ -12,10 +12,10 @@ from ..common.humanize import humanize_duration
 from ..jobs.markers import Marker
 from ..jobs.paths import MAX_PATH_DEPTH
 from ..jobs.reasons import Reason
-from ..journal import UNTIMED, Times, TryRecord, TryState
+from ..journal import UNTIMED, AttemptRecord, AttemptState, Times
 from ..sites.base import Phase, Site, is_rest_safe
 from .attempt import Attempt, used_of
-from .evidence import Evidence, find_markers, read_owner, revoke_try
+from .evidence import Evidence, find_markers, read_owner, revoke_attempt
 from .fetch import log_path
 from .machine import Do, End, decide
 from .observer import JobEnd
@@ -100,7 +100,7 @@ _SETTLE_WAIT_S = 20.0
 
 
 class Canceller(Worker):
-    """End tries at one site."""
+    """End attempts at one site."""
 
     def __init__(self, work: SiteWork, watcher: Watcher) -> None:
         super().__init__(work)
@@ -113,7 +113,7 @@ class Canceller(Worker):
 
     async def record_end(
         self,
-        record: TryRecord,
+        record: AttemptRecord,
         end: End,
         why: str,
         *,
@@ -126,7 +126,7 @@ class Canceller(Worker):
         failed_node: str = "",
         deadline: float | None = None,
     ) -> None:
-        """Record how a try has ended, and tell the observer.
+        """Record how an attempt has ended, and tell the observer.
 
         `why` is a line for its outcome, `words` one for the observer if that differs. The site may
         forget its jobs `ids`. Nothing waits for the site after `deadline`, by the loop's clock.
@@ -143,7 +143,7 @@ class Canceller(Worker):
             nodes=(marker.nodes or marker.host) if marker is not None else "",
             successor=then.successor,
         )  # fmt: skip
-        if then.state is TryState.ENDED:
+        if then.state is AttemptState.ENDED:
             self._journal.ended(
                 record.id, outcome, waited=times.waited, ran=times.ran, log=str(log or ""),
                 reason=reason or "", used=used, end=told.facts,
@@ -152,23 +152,23 @@ class Canceller(Worker):
             self._journal.abandoned(record.id, outcome, times=times, end=told.facts)
         self._observer.ended(record, told)
         if Do.CLOSE in then.todo:
-            if then.state is TryState.ENDED:
+            if then.state is AttemptState.ENDED:
                 self._journal.done(record.id)
             self._clean(record.id, ids)
 
     def done(
-        self, try_id: str, ids: Sequence[str], *, let_end: bool = False, succeeded: bool = False
+        self, attempt_id: str, ids: Sequence[str], *, let_end: bool = False, succeeded: bool = False
     ) -> None:
-        """Close a try whose outcome Snakemake has, and let the site forget its jobs `ids`.
+        """Close an attempt whose outcome Snakemake has, and let the site forget its jobs `ids`.
 
         With `let_end` the site still runs a command after the job's end, which forgetting the job
-        would end. `succeeded` says whether the try's job succeeded.
+        would end. `succeeded` says whether the attempt's job succeeded.
         """
-        self._journal.done(try_id)
-        self._clean(try_id, ids, let_end=let_end, succeeded=succeeded)
+        self._journal.done(attempt_id)
+        self._clean(attempt_id, ids, let_end=let_end, succeeded=succeeded)
 
     def _clean(
-        self, try_id: str, ids: Sequence[str], *, let_end: bool = False, succeeded: bool = False
+        self, attempt_id: str, ids: Sequence[str], *, let_end: bool = False, succeeded: bool = False
     ) -> None:
         if ids:
             # Of several jobs only one has run; the others ended without a report.
@@ -176,12 +176,12 @@ class Canceller(Worker):
             task = asyncio.create_task(self._forget(ids, let_end, succeeded=alone))
             self._tidying.add(task)
             task.add_done_callback(self._tidying.discard)
-        # Removed at the end of the run, where one request can remove those of all tries.
-        if leftover := self._observer.leftover(try_id):
+        # Removed at the end of the run, where one request can remove those of all attempts.
+        if leftover := self._observer.leftover(attempt_id):
             self._place.leftovers.add(leftover)
 
-    async def remove_secrets(self, record: TryRecord) -> None:
-        """Remove the secrets of a finished try that did not remove them itself.
+    async def remove_secrets(self, record: AttemptRecord) -> None:
+        """Remove the secrets of a finished attempt that did not remove them itself.
 
         If the site does not remove them now, `settle` tries again at the end of a run.
         """
@@ -190,16 +190,16 @@ class Canceller(Worker):
                 await self._site.remove(record.paths.secrets)
                 self._journal.secrets_gone(record.id)
 
-    async def _rescue_log(self, record: TryRecord, target: Path) -> None:
-        if record.state is TryState.PLANNED or self._observer.leftover(record.id) is None:
+    async def _rescue_log(self, record: AttemptRecord, target: Path) -> None:
+        if record.state is AttemptState.PLANNED or self._observer.leftover(record.id) is None:
             return
         with suppress(TimeoutError, SiteError, OSError):
             async with asyncio.timeout(SALVAGE_WAIT_S):
                 await self._fetcher.log(record, None, target)
 
-    async def rescue(self, try_id: str) -> None:
-        """Fetch an observer's files of a try that could not return them itself."""
-        if leftover := self._observer.leftover(try_id):
+    async def rescue(self, attempt_id: str) -> None:
+        """Fetch an observer's files of an attempt that could not return them itself."""
+        if leftover := self._observer.leftover(attempt_id):
             await salvage_files(self._site, leftover, self._workdir)
 
     async def _forget(self, ids: Sequence[str], let_end: bool, *, succeeded: bool) -> None:
@@ -211,11 +211,11 @@ class Canceller(Worker):
                 await asyncio.sleep(_CONFIRM_EVERY_S if let_end else 0)
             await self._site.forget(ids, succeeded=succeeded)
 
-    async def give_up(self, records: Iterable[TryRecord]) -> None:
-        """End tries and discard their results; wait as long as it takes.
+    async def give_up(self, records: Iterable[AttemptRecord]) -> None:
+        """End attempts and discard their results; wait as long as it takes.
 
         Raises:
-            SiteRejected: the site does not allow making certain that a try never runs.
+            SiteRejected: the site does not allow making certain that an attempt never runs.
         """
         for record in records:
             _, times = await self._stop(record) if record.may_run else (None, record.times)
@@ -227,7 +227,7 @@ class Canceller(Worker):
 
     async def _stopped(
         self,
-        record: TryRecord,
+        record: AttemptRecord,
         why: str,
         times: Times,
         *,
@@ -235,7 +235,7 @@ class Canceller(Worker):
         ids: Sequence[str] = (),
         deadline: float | None = None,
     ) -> None:
-        """Fetch what a stopped try has left for the observer, and close it."""
+        """Fetch what a stopped attempt has left for the observer, and close it."""
         log = log_path(self._logs, record)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -246,21 +246,21 @@ class Canceller(Worker):
         )  # fmt: skip
 
     async def cancel(
-        self, records: Sequence[TryRecord], wait_s: float = CANCEL_WAIT_S
-    ) -> list[TryRecord]:
-        """Cancel tries at the end of a run; return those that did not confirm their end in time.
+        self, records: Sequence[AttemptRecord], wait_s: float = CANCEL_WAIT_S
+    ) -> list[AttemptRecord]:
+        """Cancel attempts at the end of a run; return those that did not confirm their end in time.
 
-        The time is `wait_s` seconds, plus the time that the requests take for many tries. Tries
-        that were never submitted are over at once. The others are cancelled a few at a time, so
-        that as many as possible are known to have ended when the time is over. Tries that have
-        succeeded stay as they are: the next run adopts them.
+        The time is `wait_s` seconds, plus the time that the requests take for many attempts.
+        Attempts that were never submitted are over at once. The others are cancelled a few at a
+        time, so that as many as possible are known to have ended when the time is over. Attempts
+        that have succeeded stay as they are: the next run adopts them.
         """
 
-        async def one(record: TryRecord) -> TryRecord | None:
+        async def one(record: AttemptRecord) -> AttemptRecord | None:
             code, times = None, UNTIMED
             try:
                 async with asyncio.timeout_at(deadline):
-                    if record.state is not TryState.PLANNED:
+                    if record.state is not AttemptState.PLANNED:
                         code, times = await self._stop(record)
             except (TimeoutError, SiteError, JournalError, PlaceTaken):
                 return record
@@ -272,37 +272,37 @@ class Canceller(Worker):
             return None
 
         succeeded = set[str]()
-        sent = [record for record in records if record.state is not TryState.PLANNED]
+        sent = [record for record in records if record.state is not AttemptState.PLANNED]
         now = asyncio.get_running_loop().time()
         deadline = now + wait_s * (1 + len(sent) / _CANCELLED_IN_WAIT)
-        await asyncio.gather(*(one(r) for r in records if r.state is TryState.PLANNED))
+        await asyncio.gather(*(one(r) for r in records if r.state is AttemptState.PLANNED))
         with suppress(TimeoutError, SiteError):
             async with asyncio.timeout_at(deadline):
                 succeeded = await self._succeeded(sent)
         left = await asyncio.gather(*(one(r) for r in sent if r.id not in succeeded))
         return [record for record in left if record is not None]
 
-    async def _succeeded(self, records: Sequence[TryRecord]) -> set[str]:
-        """Return the ids of tries whose markers report success."""
+    async def _succeeded(self, records: Sequence[AttemptRecord]) -> set[str]:
+        """Return the ids of attempts whose markers report success."""
         found = set[str]()
-        for directory in {record.paths.tries for record in records}:
+        for directory in {record.paths.attempts for record in records}:
             with suppress(SiteNotFound):
                 markers = find_markers(await self._site.list(directory))
-                found |= {try_id for try_id, (code, _) in markers.items() if code == 0}
+                found |= {attempt_id for attempt_id, (code, _) in markers.items() if code == 0}
         return found
 
-    async def _stop(self, record: TryRecord) -> tuple[int | None, Times]:
-        """Revoke and cancel a try; if it has started, wait until it is over.
+    async def _stop(self, record: AttemptRecord) -> tuple[int | None, Times]:
+        """Revoke and cancel an attempt; if it has started, wait until it is over.
 
         Returns the exit code from its marker, None without a marker, and how long it ran.
 
         Raises:
-            SiteRejected: the site does not allow making certain that the try never runs.
+            SiteRejected: the site does not allow making certain that the attempt never runs.
         """
         async with self._stopping[record.id]:
             runs = self._watcher.forget(record.id)
             async with self._lanes:
-                stays = await self._retry.found(lambda: revoke_try(self._site, record))
+                stays = await self._retry.found(lambda: revoke_attempt(self._site, record))
                 ids = list(record.site_jobs) or await self._find(record)
                 await self._cancel_at_site(ids)
             if stays and not runs:
@@ -315,19 +315,19 @@ class Canceller(Worker):
                 self._watcher.drop(watched)
             return watched.exit_code, await self._times(record, watched)
 
-    async def withdraw(self, record: TryRecord) -> bool:
-        """Make certain that a try never runs; return False, and do nothing, if it has started.
+    async def withdraw(self, record: AttemptRecord) -> bool:
+        """Make certain that an attempt never runs; return False, and do nothing, if it has started.
 
         Raises:
             SiteRejected: neither is certain.
         """
-        stays = await self._retry.found(lambda: revoke_try(self._site, record))
+        stays = await self._retry.found(lambda: revoke_attempt(self._site, record))
         if stays:
             await self._cancel_at_site(list(record.site_jobs) or await self._find(record))
         return stays
 
-    async def _insist(self, record: TryRecord, watched: Watched) -> None:
-        """Wait until a try is over that the site was asked to end; ask again if it runs on."""
+    async def _insist(self, record: AttemptRecord, watched: Watched) -> None:
+        """Wait until an attempt is over that the site was asked to end; ask again if it runs on."""
         clock = asyncio.get_running_loop().time
         begun = reported = cancelled = clock()
         while True:
@@ -354,8 +354,8 @@ class Canceller(Worker):
                 await self._cancel_at_site(watched.ids)
         await watched.future
 
-    async def _times(self, record: TryRecord, end: Evidence) -> Times:
-        """Return how long a stopped try ran: up to its marker, or to its last heartbeat."""
+    async def _times(self, record: AttemptRecord, end: Evidence) -> Times:
+        """Return how long a stopped attempt ran: up to its marker, or to its last heartbeat."""
         with suppress(SiteError):
             end.owner = end.owner or await read_owner(self._site, record)
             attempt = Attempt.of(record)
@@ -363,7 +363,7 @@ class Canceller(Worker):
             return attempt.times(None)
         return UNTIMED
 
-    async def _find(self, record: TryRecord) -> list[str]:
+    async def _find(self, record: AttemptRecord) -> list[str]:
         with suppress(SiteNotFound):
             names = {record.id: record.name}
             found = await self._retry.found(lambda: self._site.find(names), at_once=True)
@@ -377,7 +377,7 @@ class Canceller(Worker):
                 await self._retry(lambda: self._site.cancel(ids))
 
     async def settle(self) -> None:
-        """Wait until the site has forgotten finished tries, and remove secrets that are left there.
+        """Wait until the site has forgotten finished attempts; remove secrets that are left there.
 
         Called at the end of a run; gives up after `_SETTLE_WAIT_S`, or if the site does not answer.
         """
@@ -388,7 +388,7 @@ class Canceller(Worker):
                     await self.remove_secrets(record)
 
     async def close(self) -> None:
-        """Stop watching, and letting the site forget tries; its own expiry removes the rest."""
+        """Stop watching, and letting the site forget attempts; its own expiry removes the rest."""
         self._watcher.close()
         for task in self._tidying:
             task.cancel()

@@ -2,9 +2,9 @@
 
 The journal may be new, an older copy of it was put back, or another controller has led: then jobs
 of runs that it does not know may run at the place. Three things tell of them. The place has a spare
-of its own, like the journal's (`journal.backup`): it lists the tries that were open and the stored
-outputs when it was written last. Each claim holds its try's identity. And jobs that start after the
-lease with the new term end at once, unless the spare has named them.
+of its own, like the journal's (`journal.backup`): it lists the attempts that were open and the
+stored outputs when it was written last. Each claim holds its attempt's identity. And jobs that
+start after the lease with the new term end at once, unless the spare has named them.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from typing import Any
 
 from ..common.errors import PlaceTaken, SiteError, SiteNotFound, SiteRejected
 from ..common.humanize import humanize_count, humanize_duration
-from ..jobs.paths import PLACE, TRIES, TryPaths
-from ..journal import Journal, TryRecord, TryState
+from ..jobs.paths import ATTEMPTS, PLACE, AttemptPaths
+from ..journal import AttemptRecord, AttemptState, Journal
 from ..sites.base import Entry, Site
 from .evidence import find_claims, find_markers, list_claims, read_beginning, read_identity
 from .site_retry import SiteRetry
@@ -63,37 +63,40 @@ class CatchingUp:
         self._place = place
         self._seen_s = max(seen_s, _GROWS_S)
 
-    async def find_unknown(self) -> list[TryPaths]:
-        """Return tries that have started there and that this journal has not submitted.
+    async def find_unknown(self) -> list[AttemptPaths]:
+        """Return attempts that have started there and that this journal has not submitted.
 
         A wrong answer of the site may hide some.
         """
         return self._unknown(await self._started(self._list))
 
-    async def _started(self, look: _Look) -> dict[TryPaths, tuple[int | None, int]]:
-        """Return the tries that have started there: exit codes, if any, and sizes of claims."""
-        found: dict[TryPaths, tuple[int | None, int]] = {}
-        for bucket in sorted(int(name) for name in await look(TRIES) if name.isdecimal()):
-            entries = await look(f"{TRIES}/{bucket}")
+    async def _started(self, look: _Look) -> dict[AttemptPaths, tuple[int | None, int]]:
+        """Return the attempts that have started there: exit codes, if any, and sizes of claims."""
+        found: dict[AttemptPaths, tuple[int | None, int]] = {}
+        for bucket in sorted(int(name) for name in await look(ATTEMPTS) if name.isdecimal()):
+            entries = await look(f"{ATTEMPTS}/{bucket}")
             claims, markers = find_claims(entries), find_markers(entries)
-            for try_id in sorted(claims.keys() | markers.keys()):
-                size = claims[try_id].size if try_id in claims else -1
-                found[TryPaths(bucket, try_id)] = markers.get(try_id, (None, None))[0], size
+            for attempt_id in sorted(claims.keys() | markers.keys()):
+                size = claims[attempt_id].size if attempt_id in claims else -1
+                found[AttemptPaths(bucket, attempt_id)] = (
+                    markers.get(attempt_id, (None, None))[0],
+                    size,
+                )
         return found
 
     def _unknown(
-        self, started: Iterable[TryPaths], grown: Container[TryPaths] = ()
-    ) -> list[TryPaths]:
+        self, started: Iterable[AttemptPaths], grown: Container[AttemptPaths] = ()
+    ) -> list[AttemptPaths]:
         """Return those that another controller has submitted, or goes on with.
 
-        It may have a copy of a plan that this journal has made, too. A try that has `grown` runs,
-        although it may be over for this journal.
+        It may have a copy of a plan that this journal has made, too. An attempt that has `grown`
+        runs, although it may be over for this journal.
         """
-        records = {r.id: r for r in self._journal.tries(paths.try_id for paths in started)}
+        records = {r.id: r for r in self._journal.attempts(paths.attempt_id for paths in started)}
 
-        def is_unknown(paths: TryPaths) -> bool:
-            record = records.get(paths.try_id)
-            if record is None or record.state is TryState.PLANNED:
+        def is_unknown(paths: AttemptPaths) -> bool:
+            record = records.get(paths.attempt_id)
+            if record is None or record.state is AttemptState.PLANNED:
                 return True
             return paths in grown and not record.may_run
 
@@ -111,7 +114,7 @@ class CatchingUp:
             self._retry.note(damaged)
 
     async def take_up(self, where: str) -> str:
-        """Learn of the tries that have started at the place, and name them to the user.
+        """Learn of the attempts that have started at the place, and name them to the user.
 
         `where` describes the place.
 
@@ -124,7 +127,7 @@ class CatchingUp:
         )
         before = await self._started(self._list_surely)
         await asyncio.sleep(self._seen_s)
-        known = {r.id for r in self._journal.all_open_tries() if r.place == self._place}
+        known = {r.id for r in self._journal.all_open_attempts() if r.place == self._place}
         now, found = await self._started(self._list_surely), []
         grown = {paths for paths in now if before.get(paths) != now[paths]}
         for paths in self._unknown(now, grown):
@@ -132,15 +135,15 @@ class CatchingUp:
                 continue  # it has failed, which nobody was told
             facts = await self._identity(paths, where)
             if facts is not None:
-                end = {"state": TryState.ENDED, "outcome": "succeeded"} if code == 0 else {}
-                place = {"place": self._place, "bucket": paths.bucket, "id": paths.try_id}
+                end = {"state": AttemptState.ENDED, "outcome": "succeeded"} if code == 0 else {}
+                place = {"place": self._place, "bucket": paths.bucket, "id": paths.attempt_id}
                 found.append({**facts, **place, **end})
         records = self._journal.find_out(found)
-        records += [r for r in self._journal.all_open_tries() if r.id in known and r.may_run]
+        records += [r for r in self._journal.all_open_attempts() if r.id in known and r.may_run]
         return _message(where, records)
 
-    async def _identity(self, paths: TryPaths, where: str) -> Mapping[str, Any] | None:
-        """Return what a claim says of its try; None if it says nothing and its job does not run.
+    async def _identity(self, paths: AttemptPaths, where: str) -> Mapping[str, Any] | None:
+        """Return what a claim says of its attempt; None if nothing and its job does not run.
 
         A claim is complete before it has its name: one that is not is seen in part.
 
@@ -160,7 +163,7 @@ class CatchingUp:
             await asyncio.sleep(_LOOK_S)
         if len(sizes) > 1:
             raise PlaceTaken(
-                f"a job runs there that is not known here ({paths.try_id})",
+                f"a job runs there that is not known here ({paths.attempt_id})",
                 where=where,
                 do="Start again when it has ended",
             )
@@ -252,7 +255,7 @@ class PlaceSpare:
             self._noted, self._written = noted, content
 
 
-def _message(where: str, records: list[TryRecord]) -> str:
+def _message(where: str, records: list[AttemptRecord]) -> str:
     running = [record.name for record in records if record.may_run]
     more = f" and {len(running) - _MOST_NAMED} more" if len(running) > _MOST_NAMED else ""
     told = [

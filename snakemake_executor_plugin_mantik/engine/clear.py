@@ -10,13 +10,13 @@ from pathlib import PurePosixPath
 
 from ..common.errors import SiteError, SiteNotFound
 from ..jobs.paths import (
+    ATTEMPTS,
     CONDA,
     IMAGES,
     OURS,
     OUTSIDE,
     PLACE,
     PYTHONS,
-    TRIES,
     UP,
     UPS,
     is_at,
@@ -36,7 +36,7 @@ _PARTS = {
     IMAGES: "container images",
     OUTSIDE: WORKFLOW_FILES,
     UP: WORKFLOW_FILES,
-    OURS: "tries, logs and archives",
+    OURS: "attempts, logs and archives",
 }
 """What lies below a directory; the first match counts."""
 
@@ -115,8 +115,8 @@ class Clearer:
         `also_here` are paths of stored outputs that this machine has, too.
 
         Returns the paths that could not be removed, each with the reason. First the journal forgets
-        the files. At the site the tries are removed first, so that a job that it starts late cannot
-        make a claim.
+        the files. At the site the attempts are removed first, so that a job that it starts late
+        cannot make a claim.
         """
         known, place = self._known(), self._place
         for bucket in self._journal.retire_buckets(place):
@@ -127,7 +127,7 @@ class Clearer:
         self._journal.files.forget_remote_files(place, [f.path for f in known])
         for bundle in self._journal.files.bundles(place):
             self._journal.files.forget_bundle(bundle)
-        left = await self._remove([TRIES])
+        left = await self._remove([ATTEMPTS])
         if self._shared:
             left += await self._remove([OURS, *(file.path for file in known)])
             await self._remove_empty({p for f in known for p in PurePosixPath(f.path).parents})

@@ -20,7 +20,7 @@ from ..common.errors import JournalError, MantikError, SiteUnreachable, UserErro
 from ..common.humanize import humanize_count
 from ..jobs.paths import workspace_root
 from ..jobs.reasons import Reason
-from ..journal import FileLedger, Journal, TryRecord, TryState
+from ..journal import AttemptRecord, AttemptState, FileLedger, Journal
 from ..sites.base import Site
 from ..staging.sources import Sources
 from .adopt import ended_since_message
@@ -186,10 +186,10 @@ class Engine:
         self._loop.call_soon_threadsafe(self._propose, request)
 
     def site_of(self, jobs: Sequence[str]) -> str:
-        """Return the name of the site at which jobs have an open try; empty if none has."""
+        """Return the name of the site at which jobs have an open attempt; empty if none has."""
 
         async def find() -> str:
-            return next((r.site for r in reversed(self._journal.open_tries(*jobs))), "")
+            return next((r.site for r in reversed(self._journal.open_attempts(*jobs))), "")
 
         return self.run(find())
 
@@ -226,7 +226,7 @@ class Engine:
 
         return self.run(order())
 
-    def drain_ahead(self) -> list[TryRecord]:
+    def drain_ahead(self) -> list[AttemptRecord]:
         """Submit what can be submitted ahead now; return all jobs that are not requested yet.
 
         They go on by themselves when the engine ends. Waits a few seconds at most.
@@ -234,9 +234,9 @@ class Engine:
         return self.run(self._drain_ahead())
 
     def end_unneeded(self, jobs: Callable[[], Container[str]]) -> None:
-        """End tries that earlier runs submitted ahead, of the jobs whose identities are returned.
+        """End attempts that earlier runs submitted ahead, of jobs whose identities are returned.
 
-        `jobs` is called, in the engine's thread, only if there are any such tries.
+        `jobs` is called, in the engine's thread, only if there are any such attempts.
         """
         self.run(self._end_unneeded(jobs))
 
@@ -272,7 +272,7 @@ class Engine:
 
         self.run(act())
 
-    def cancel(self, *, at_once: bool = False) -> list[TryRecord]:
+    def cancel(self, *, at_once: bool = False) -> list[AttemptRecord]:
         """Cancel all jobs; return those that did not confirm their end.
 
         It may be called again while it waits, for example from a handler of Ctrl-C. With `at_once`
@@ -409,7 +409,7 @@ class Engine:
         others = sum(r.behind.number for site, r in self._runners.items() if site != name)
         return min(self._ahead, self._most_jobs - active - others)
 
-    async def _give_up(self, records: Sequence[TryRecord]) -> None:
+    async def _give_up(self, records: Sequence[AttemptRecord]) -> None:
         for record in records:
             if (runner := await self._keeper(record)) is not None:
                 await runner.canceller.give_up([record])
@@ -423,8 +423,8 @@ class Engine:
                 where = known.workspace if known is not None else record.site
                 self._journal.left_behind(record.id, where)
 
-    async def _keeper(self, record: TryRecord) -> SiteRunner | None:
-        """Return the runner of a try's site, or of another site at its place; None without one.
+    async def _keeper(self, record: AttemptRecord) -> SiteRunner | None:
+        """Return the runner of an attempt's site, or of another one at its place; None without.
 
         The site's name may mean another place now, and the place may have another name.
         """
@@ -483,10 +483,10 @@ class Engine:
     async def _commit(self, outcome: Outcome, taken: bool) -> None:
         request = self._requests.pop(outcome.number)
         self._jobs.pop(outcome.number, None)
-        if outcome.try_id:
+        if outcome.attempt_id:
             await (await self._site(request.site)).commit(outcome, request, taken=taken)
 
-    async def _cancel(self, wait_s: float) -> list[TryRecord]:
+    async def _cancel(self, wait_s: float) -> list[AttemptRecord]:
         self._ending = self._cancelled = True
         for task in self._jobs.values():
             task.cancel()
@@ -494,11 +494,11 @@ class Engine:
         aheads = [runner.behind for runner in self._runners.values()]
         await asyncio.gather(*(ahead.close() for ahead in aheads))
         keys = {job for request in self._requests.values() for job in request.jobs}
-        # Tries that have ended need no cancelling: the next run adopts them.
-        known = {record.id: record for record in self._journal.open_tries(*keys)}
+        # Attempts that have ended need no cancelling: the next run adopts them.
+        known = {record.id: record for record in self._journal.open_attempts(*keys)}
         known |= {record.id: record for ahead in aheads for record in ahead.left}
         known |= {record.id: record for record in self._journal.all_dependents(known)}
-        records = [r for r in known.values() if r.state is not TryState.ENDED]
+        records = [r for r in known.values() if r.state is not AttemptState.ENDED]
         # Leave jobs to another controller that has taken over their place; some sites never opened.
         ours = {n: r for n, r in self._runners.items() if r.place.lead.deposed is None}
         left = await asyncio.gather(
@@ -510,7 +510,7 @@ class Engine:
         others = [record for record in records if record.site not in ours and record.may_run]
         return [*others, *(record for of_site in left for record in of_site)]
 
-    async def _drain_ahead(self) -> list[TryRecord]:
+    async def _drain_ahead(self) -> list[AttemptRecord]:
         aheads = [runner.behind for runner in self._runners.values()]
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
@@ -544,7 +544,9 @@ class Engine:
     def _report_unrequested(self) -> None:
         """Warn of jobs of earlier runs that this run did not request and that may still run."""
         left = [
-            r for r in self._journal.all_open_tries() if r.may_run and r.job not in self._requested
+            r
+            for r in self._journal.all_open_attempts()
+            if r.may_run and r.job not in self._requested
         ]
         if not left:
             return
@@ -580,7 +582,7 @@ class Engine:
         await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
 
 
-def _listed(records: Sequence[TryRecord]) -> str:
-    """Return the names of the first few tries, and how many more there are."""
+def _listed(records: Sequence[AttemptRecord]) -> str:
+    """Return the names of the first few attempts, and how many more there are."""
     names = ", ".join(record.name for record in records[:_MOST_TOLD])
     return names + (f" and {len(records) - _MOST_TOLD} more" if len(records) > _MOST_TOLD else "")

@@ -1,4 +1,4 @@
-"""Make the tries of one site and submit them."""
+"""Make the attempts of one site and submit them."""
 
 import asyncio
 import posixpath
@@ -24,7 +24,7 @@ from ..jobs.paths import SECRETS, is_at, nearest
 from ..jobs.reasons import Reason
 from ..jobs.resources import memory_per_node
 from ..jobs.spec import OutputFile, Predecessor, Resources
-from ..journal import Asked, FileRecord, TryRecord, TryState
+from ..journal import Asked, AttemptRecord, AttemptState, FileRecord
 from ..sites.base import Submission
 from ..staging.local import LocalFile
 from ..staging.transfers import OutputStaging
@@ -39,8 +39,8 @@ from .adopt import (
 )
 from .attempt import Attempt
 from .cancel import Canceller
-from .evidence import revoke_try
-from .machine import IF_CHANGED, LISTED, End, choose_tries
+from .evidence import revoke_attempt
+from .machine import IF_CHANGED, LISTED, End, choose_attempts
 from .plan import NOTHING, Resumed, make_submission, nodes_to_exclude
 from .request import JobRequest, fingerprint_of
 from .work import SiteWork, Worker
@@ -68,11 +68,11 @@ def _secret_assignments(secrets: Mapping[str, str]) -> bytes:
 
 
 class Dispatcher(Worker):
-    """Make tries from requests and submit them, at one site.
+    """Make attempts from requests and submit them, at one site.
 
     Attributes:
-        end_behind: ends the tries that wait for tries with the given ids.
-        gone_on: the ids of the tries after which this run lets a job go on.
+        end_behind: ends the attempts that wait for attempts with the given ids.
+        gone_on: the ids of the attempts after which this run lets a job go on.
     """
 
     end_behind: Callable[[Iterable[str]], Awaitable[None]]
@@ -112,33 +112,33 @@ class Dispatcher(Worker):
         resources = self._planner.resources(request.resources, request.threads)
         return {name: str(value) for name, value in asdict(resources).items() if value is not None}
 
-    async def choose_try(
+    async def choose_attempt(
         self, request: JobRequest, files: list[LocalFile], makers: Mapping[str, str] | None = None
-    ) -> TryRecord:
-        """Return an open try to adopt, or a new one; give up the other open ones.
+    ) -> AttemptRecord:
+        """Return an open attempt to adopt, or a new one; give up the other open ones.
 
-        `files` are the files that the job needs, without those that the tries `makers` (ids by
+        `files` are the files that the job needs, without those that the attempts `makers` (ids by
         path) are to make.
         """
         inputs = {file.path: file.sha256 for file in files}
         inputs |= {path: name_of_maker(maker) for path, maker in (makers or {}).items()}
 
-        def made_of(record: TryRecord | None = None) -> dict[str, str]:
+        def made_of(record: AttemptRecord | None = None) -> dict[str, str]:
             if record is None or not record.after:
                 return self._made_of(request, inputs)
             named = name_by_makers(inputs, record.makers, self._journal.made)
             return self._made_of(request, named)
 
-        tries = self._journal.open_tries(*request.jobs)
-        followed = self._journal.tries(record.follows for record in tries)
-        adopted, unwanted = choose_tries(
+        attempts = self._journal.open_attempts(*request.jobs)
+        followed = self._journal.attempts(record.follows for record in attempts)
+        adopted, unwanted = choose_attempts(
             request,
             lambda record: fingerprint_of(made_of(record)),
-            tries,
-            given_up={record.id for record in followed if record.state is TryState.ABANDONED},
+            attempts,
+            given_up={record.id for record in followed if record.state is AttemptState.ABANDONED},
             already=self._is_already_updated(request, files),
         )
-        left = self._journal.left_tries(request.jobs, self._place.id)
+        left = self._journal.left_attempts(request.jobs, self._place.id)
         gone = [*unwanted, *left]
         for record in gone:
             if message := why_unwanted(request, record, made_of(record)):
@@ -156,7 +156,7 @@ class Dispatcher(Worker):
             if message := stale_message(adopted, fingerprint_of(self._place.sources), sources):
                 self._retry.note(message)
         before = None if adopted or makers else self._goes_on_from(request, made_of)
-        record = adopted or self._new_try(request, made_of(), makers, before)
+        record = adopted or self._new_attempt(request, made_of(), makers, before)
         for one in (record, *self._journal.segments.waiting_after(record.id)):
             self._place.in_use.own(one)
         return record
@@ -169,24 +169,24 @@ class Dispatcher(Worker):
         here = {f.record for f in files if not f.directory and f"{f.path}/".startswith(below)}
         return bool(here) and _contents(here) == _contents(there)
 
-    def unfetch(self, request: JobRequest, record: TryRecord) -> None:
+    def unfetch(self, request: JobRequest, record: AttemptRecord) -> None:
         """Remove the temporary files of outputs that a killed run had begun to download."""
         OutputStaging(self._workdir, record.id, [o.path for o in request.outputs]).clear()
 
-    def _new_try(
+    def _new_attempt(
         self,
         request: JobRequest,
         made_of: Mapping[str, str],
         makers: Mapping[str, str] | None,
-        before: TryRecord | None,
-    ) -> TryRecord:
+        before: AttemptRecord | None,
+    ) -> AttemptRecord:
         most = request.continuation.most if request.continuation is not None else 0
         follows, segment = (before.id, before.segment + 1) if before is not None else ("", 0)
         basis = encode_basis(
             made_of, self.requested_resources(request), fingerprint_of(self._place.sources),
             [output.path for output in request.outputs],
         )  # fmt: skip
-        return self._journal.new_try(
+        return self._journal.new_attempt(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
             fingerprint=fingerprint_of(made_of), members=request.members, makers=makers,
             made_of=basis,
@@ -194,9 +194,9 @@ class Dispatcher(Worker):
             follows=follows, segment=segment if segment < most else 0, segments=most,
         )  # fmt: skip
 
-    def next_segment(self, before: TryRecord) -> TryRecord:
-        """Return a new try that goes on after another one, if that asks for it."""
-        record = self._journal.new_try(
+    def next_segment(self, before: AttemptRecord) -> AttemptRecord:
+        """Return a new attempt that goes on after another one, if that asks for it."""
+        record = self._journal.new_attempt(
             site=before.site, job=before.job, rule=before.rule, name=before.name,
             fingerprint=before.fingerprint, made_of=before.made_of, makers=before.makers,
             logs=before.log_files, follows=before.id, segment=before.segment + 1,
@@ -206,9 +206,9 @@ class Dispatcher(Worker):
         return record
 
     def _goes_on_from(
-        self, request: JobRequest, made_of: Callable[[TryRecord], Mapping[str, str]]
-    ) -> TryRecord | None:
-        """Return the try from whose checkpoint a new one goes on, if there is one.
+        self, request: JobRequest, made_of: Callable[[AttemptRecord], Mapping[str, str]]
+    ) -> AttemptRecord | None:
+        """Return the attempt from whose checkpoint a new one goes on, if there is one.
 
         A job that the user forced begins anew.
         """
@@ -219,11 +219,11 @@ class Dispatcher(Worker):
             return None
         return found if fingerprint_of(made_of(found)) == found.fingerprint else None
 
-    def _resumed(self, record: TryRecord) -> Resumed:
-        """Return what a try finds of the one whose checkpoint it goes on from."""
+    def _resumed(self, record: AttemptRecord) -> Resumed:
+        """Return what an attempt finds of the one whose checkpoint it goes on from."""
         if not record.follows or self._journal.segments.was_followed(record):
-            return NOTHING  # another try of the same job may have changed the checkpoint
-        before = next(iter(self._journal.tries([record.follows])), None)
+            return NOTHING  # another attempt of the same job may have changed the checkpoint
+        before = next(iter(self._journal.attempts([record.follows])), None)
         if before is None:
             return NOTHING  # the journal was lost, and its spare has only what was open
         return Resumed(
@@ -260,9 +260,9 @@ class Dispatcher(Worker):
         after: Sequence[Predecessor] = (),
         after_jobs: Sequence[str] = (),
     ) -> None:
-        """Submit a try.
+        """Submit an attempt.
 
-        `after` are the tries that make its other inputs, and `after_jobs` the scheduler's ids of
+        `after` are the attempts that make its other inputs, and `after_jobs` the scheduler's ids of
         these.
 
         Raises:
@@ -307,7 +307,7 @@ class Dispatcher(Worker):
         try:
             site_job = await self._send(attempt.record, submission, request.secrets, spec.cores)
         except SiteRejected as error:
-            revoke = partial(revoke_try, self._site, attempt.record)
+            revoke = partial(revoke_attempt, self._site, attempt.record)
             if attempt.sent and not await self._retry.found(revoke):
                 return  # an earlier submission of it has started after all
             await self._refused(attempt, error, End.AGAIN if after else End.REFUSED)
@@ -339,9 +339,9 @@ class Dispatcher(Worker):
         return replace(resources, exclude=exclude or None)
 
     def _begin_uses(
-        self, request: JobRequest, record: TryRecord, files: Iterable[LocalFile]
+        self, request: JobRequest, record: AttemptRecord, files: Iterable[LocalFile]
     ) -> None:
-        """Record what must stay at the places until a try has ended."""
+        """Record what must stay at the places until an attempt has ended."""
         inputs = dict.fromkeys(request.inputs)
         continuation = request.continuation
         checkpoint = continuation.paths if continuation else ()
@@ -355,11 +355,11 @@ class Dispatcher(Worker):
         )  # fmt: skip
 
     async def abandon_if_unsent(self, attempt: Attempt, error: MantikError) -> None:
-        """Close a try that a user's mistake kept from being submitted; the next run makes another.
+        """Close an attempt that a user's mistake kept here; the next run makes another.
 
-        A try that was ever submitted, and one with another error, stays open.
+        An attempt that was ever submitted, and one with another error, stays open.
         """
-        planned = attempt.record.state is TryState.PLANNED and not attempt.sent
+        planned = attempt.record.state is AttemptState.PLANNED and not attempt.sent
         if isinstance(error, UserError) and planned:
             await self._refused(attempt, error, End.REFUSED)
 
@@ -369,21 +369,21 @@ class Dispatcher(Worker):
 
     async def _send(
         self,
-        record: TryRecord,
+        record: AttemptRecord,
         submission: Submission,
         secrets: Mapping[str, str],
         cores: int | None,
     ) -> str | None:
-        """Submit a try; return the site's id of it, or None if the submission's fate is unknown.
+        """Submit an attempt; return the site's id of it, None if the submission's fate is unknown.
 
-        Submitting a try again is harmless: its claim lets it run once. `cores` is how many it
+        Submitting an attempt again is harmless: its claim lets it run once. `cores` is how many it
         occupies, if known.
 
         Raises:
             SiteRejected: the site refuses it; the job does not exist.
         """
         paths = record.paths
-        await self._directory(paths.tries)  # the job makes its claim there
+        await self._directory(paths.attempts)  # the job makes its claim there
         await self._once(library_path(), self._put_library)
         for path, content in submission.beside.items():
             await self._retry.found(partial(self._site.put, path, content))

@@ -1,4 +1,4 @@
-"""Conclude tries: fetch a job's outputs, or report why it failed."""
+"""Conclude attempts: fetch a job's outputs, or report why it failed."""
 
 import asyncio
 import hashlib
@@ -28,10 +28,10 @@ from ..jobs.script import STEPS
 from ..jobs.spec import OutputFile
 from ..journal import (
     TIMESTAMP,
+    AttemptRecord,
+    AttemptState,
     FileRecord,
     StoredOutput,
-    TryRecord,
-    TryState,
     content_name,
     is_utf8,
     turn_of,
@@ -76,7 +76,7 @@ _TELLING: Final = (
 
 
 class Ending(Worker):
-    """Conclude one try.
+    """Conclude one attempt.
 
     Attributes:
         marker: how it ended by its script; None as long as, or if, that is unknown.
@@ -96,9 +96,9 @@ class Ending(Worker):
         self.marker: Marker | None = None
 
     async def conclude(self, end: Evidence) -> tuple[Verdict, Outcome | None]:
-        """Return what the end of the try means, and the outcome for Snakemake if it is the last."""
+        """Return what the attempt's end means, and the outcome for Snakemake if it is the last."""
         attempt, record = self._attempt, self._record
-        attempt.end, attempt.turn = end, turn_of(self._journal.tries(record.before))
+        attempt.end, attempt.turn = end, turn_of(self._journal.attempts(record.before))
         if end.exit_code is None:
             return await self._without_marker(end)
         try:
@@ -169,7 +169,7 @@ class Ending(Worker):
     async def _not_succeeded(
         self, verdict: Verdict, words: str, said: LastWords, kept: Sequence[FileRecord] = ()
     ) -> tuple[Verdict, Outcome | None]:
-        """Close a try that has run in vain, or that another one follows."""
+        """Close an attempt that has run in vain, or that another one follows."""
         if verdict.end is End.AGAIN:
             return await self._again(verdict)
         if verdict.goes_on:
@@ -184,7 +184,7 @@ class Ending(Worker):
         return await self._failed(verdict, words)
 
     async def _again(self, verdict: Verdict) -> tuple[Verdict, None]:
-        """Close a try whose end is not the job's failure; the job gets another one."""
+        """Close an attempt whose end is not the job's failure; the job gets another one."""
         if verdict.say:
             (self._retry.note if verdict.end is End.LATER else self._notify)(verdict.say)
         if verdict.purged:
@@ -197,7 +197,7 @@ class Ending(Worker):
     async def _command_succeeded(self, marker: Marker) -> tuple[Verdict, Outcome | None]:
         record = self._record
         # If this process dies after the download, the next one recognises the outputs as this job's
-        # (`Dispatcher.choose_try`), and does not update them a second time.
+        # (`Dispatcher.choose_attempt`), and does not update them a second time.
         self._journal.files.set_remote_files(record.place, self._updated(marker))
         stored = [
             _stored_output(output, record, marker.at(output.path))
@@ -237,7 +237,7 @@ class Ending(Worker):
 
     def _unfetched(self, error: MantikError) -> tuple[Verdict, Outcome]:
         """Fail a job that succeeded; its outputs are left for the next run to fetch."""
-        # Ended, but not closed: the next run adopts the try, and a forced run makes a new one.
+        # Ended, but not closed: the next run adopts the attempt, and a forced run makes a new one.
         self._journal.ended(self._record.id, "succeeded", waited=None, ran=None, log="")
         return self._kept(
             f"The job succeeded, but its outputs could not be fetched: {error} They are still at"
@@ -246,7 +246,7 @@ class Ending(Worker):
         )
 
     def _kept(self, words: str) -> tuple[Verdict, Outcome]:
-        """Fail a job, and leave its try open for the next run to fetch its results."""
+        """Fail a job, and leave its attempt open for the next run to fetch its results."""
         self._notify(f"{self._record.name}: {words.rstrip()}")
         return Verdict(End.KEPT), replace(self._outcome(Reason.OUTPUTS, words, ""), log=None)
 
@@ -257,17 +257,17 @@ class Ending(Worker):
     async def _close(
         self, end: End, why: str, *, words: str = "", reason: Reason | None = None
     ) -> None:
-        over = decide(end).state is TryState.ENDED
+        over = decide(end).state is AttemptState.ENDED
         await self._canceller.record_end(
             self._record, end, why, words=words, ids=self._attempt.ids, reason=reason,
             times=self._attempt.times(self.marker), marker=self.marker if over else None,
             log=self._log_here if over else None, failed_node=self._failed_node,
         )  # fmt: skip
 
-    def _outcome(self, reason: Reason, message: str, try_id: str) -> Outcome:
+    def _outcome(self, reason: Reason, message: str, attempt_id: str) -> Outcome:
         number, ids = self._request.number, " ".join(self._attempt.ids)
         succeeded = reason is Reason.SUCCESS
-        return Outcome(number, try_id, succeeded, message, self._log_here, ids, reason)
+        return Outcome(number, attempt_id, succeeded, message, self._log_here, ids, reason)
 
     @property
     def _log_here(self) -> Path | None:
@@ -374,8 +374,8 @@ class Ending(Worker):
         there = {file.path: file for output in stored for file in output.files}
         files = [there.get(file.path, file) for file in fetched]
         empty = [file for file in there.values() if not file.sha256]
-        # Snakemake adds these to each `directory()` when its job has succeeded, and the script of a
-        # try that was submitted ahead to its inputs.
+        # Snakemake adds these to each `directory()` when its job has succeeded, and the script of
+        # an attempt that was submitted ahead to its inputs.
         timestamps = [
             FileRecord(f"{path}/{TIMESTAMP}", 0, hashlib.sha256().hexdigest())
             for path in record.makers
@@ -398,7 +398,7 @@ class Ending(Worker):
 
 
 def _stored_output(
-    output: OutputFile, record: TryRecord, entries: Sequence[OutputEntry]
+    output: OutputFile, record: AttemptRecord, entries: Sequence[OutputEntry]
 ) -> StoredOutput:
     filled = {posixpath.dirname(e.path) for e in entries}
     files = [e for e in entries if e.type == "f" and is_utf8(e.path)]
@@ -429,7 +429,7 @@ async def find_reason(
     site: Site,
     settings: SiteSettings,
     marker: Marker,
-    record: TryRecord,
+    record: AttemptRecord,
     *,
     ids: Sequence[str],
     limit: float | None = None,
@@ -463,7 +463,7 @@ async def find_reason(
     return (state.reason, state.failed_node) if state.reason in _TELLING else (reason, "")
 
 
-async def _last_state(site: Site, record: TryRecord, ids: Sequence[str]) -> JobState | None:
+async def _last_state(site: Site, record: AttemptRecord, ids: Sequence[str]) -> JobState | None:
     """Return the final state of the job that ran, one of `ids`; None while it may still run.
 
     A waiting state if the only job waits again.

@@ -1,9 +1,9 @@
-"""What is known of a try at its site, and the one judgement of it.
+"""What is known of an attempt at its site, and the one judgement of it.
 
 A marker decides. The scheduler's word counts only without one, and only if the job can write
-nothing any more, or never started. An unknown, missing or unreachable state alone never ends a try:
-without heartbeats a started try counts as lost after half an hour, and one without any trace is
-submitted again.
+nothing any more, or never started. An unknown, missing or unreachable state alone never ends an
+attempt: without heartbeats a started attempt counts as lost after half an hour, and one without any
+trace is submitted again.
 """
 
 import math
@@ -15,10 +15,10 @@ from typing import Any
 
 from ..common.errors import SiteNotFound, SiteRejected, SiteUnreachable
 from ..config.settings import SiteSettings
-from ..jobs.paths import is_try_id, parse_marker_name
+from ..jobs.paths import is_attempt_id, parse_marker_name
 from ..jobs.pools import parse_job_id
 from ..jobs.reasons import Reason
-from ..journal import TryRecord, decode_identity
+from ..journal import AttemptRecord, decode_identity
 from ..sites.base import Entry, JobState, Phase, Site
 from ..staging.transfers import read_file
 from .site_retry import SiteRetry
@@ -40,7 +40,7 @@ _SILENT_S = 90.0
 heartbeats, and this many seconds of silence: a site says so once it has passed on the request, and
 file systems show a file's size up to a minute late."""
 _LOST_S = 1800.0
-"""Seconds without a heartbeat, and with the site denying the job, after which a try is lost.
+"""Seconds without a heartbeat, and with the site denying the job, after which an attempt is lost.
 
 Only seconds in which the site could be listed count: after an outage everything seems silent.
 """
@@ -50,11 +50,11 @@ UNKNOWN = JobState(Phase.UNKNOWN)
 _LOST = JobState(Phase.ENDED, detail="no heartbeat, and the site knows no such job")
 
 GIVEN_UP = "given up before it started"
-"""How a try ended that an earlier run or another process has revoked."""
+"""How an attempt ended that an earlier run or another process has revoked."""
 
 
 class Finding(Enum):
-    """What the evidence says of a try.
+    """What the evidence says of an attempt.
 
     - UNKNOWN: there is no trace of it yet.
     - WAITING: it is in the scheduler's queue.
@@ -64,7 +64,7 @@ class Finding(Enum):
     - ENDED: it can write nothing any more, or never started and never will, so the scheduler's
       state counts.
     - LOST: it had started; there is no heartbeat any more, and the site denies it.
-    - VANISHED: there is no trace of it after all; the same try may be submitted again.
+    - VANISHED: there is no trace of it after all; the same attempt may be submitted again.
     - REVOKED: it never started and never will, because an earlier run or another process revoked
       it.
     """
@@ -108,7 +108,7 @@ class ClaimOwner:
 
 @dataclass
 class Evidence:
-    """What is known of a try at its site.
+    """What is known of an attempt at its site.
 
     Times are a monotonic clock's; durations count only seconds in which the site could be listed.
 
@@ -174,7 +174,7 @@ class Evidence:
         return replace(_LOST, reason=Reason.ALLOCATION_ENDED) if pooled else _LOST
 
     def see(
-        self, try_id: str, entries: Mapping[str, Entry], now: float, longest_s: float = math.inf
+        self, attempt_id: str, entries: Mapping[str, Entry], now: float, longest_s: float = math.inf
     ) -> bool:
         """Note a listing of its bucket; return whether it shows a new sign of life.
 
@@ -183,7 +183,7 @@ class Evidence:
         passed = min(now - self.seen, longest_s)
         self.seen, self.looked = now, True
         self.waited, self.silent = self.waited + passed, self.silent + passed
-        claim = entries.get(try_id)
+        claim = entries.get(attempt_id)
         self.shown = claim is not None or LOOK in entries
         if claim is None:
             return False
@@ -212,10 +212,10 @@ class Evidence:
 
 
 def judge(known: Evidence, now: float, settings: SiteSettings) -> Finding:
-    """Return what the evidence says of a try, and note since when it says so.
+    """Return what the evidence says of an attempt, and note since when it says so.
 
     A job that the site does not know proves nothing: of several submissions, it may be the one that
-    runs. Wait, and longer if the try has started.
+    runs. Wait, and longer if the attempt has started.
     """
     known.due = math.inf
     if known.exit_code is not None or known.given_up:
@@ -274,12 +274,12 @@ async def list_claims(site: Site, retry: SiteRetry, directory: str) -> dict[str,
 
 
 def find_claims(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return the claims in a listing, by their tries; a try that was revoked has none."""
-    return {name: e for name, e in entries.items() if is_try_id(name) and not e.directory}
+    """Return the claims in a listing, by their attempts; an attempt that was revoked has none."""
+    return {name: e for name, e in entries.items() if is_attempt_id(name) and not e.directory}
 
 
 def find_markers(entries: Mapping[str, Entry]) -> dict[str, tuple[int, Entry]]:
-    """Return the exit codes and entries of the markers in a listing, by their tries."""
+    """Return the exit codes and entries of the markers in a listing, by their attempts."""
     files = {name: entry for name, entry in entries.items() if not entry.directory}
     named = ((parse_marker_name(name), entry) for name, entry in files.items())
     return {marker[0]: (marker[1], entry) for marker, entry in named if marker is not None}
@@ -289,7 +289,7 @@ async def read_beginning(site: Site, path: str) -> bytes:
     """Read the lines of a claim that its job wrote when it made it.
 
     Raises:
-        SiteNotFound: there is no claim, or the try is revoked.
+        SiteNotFound: there is no claim, or the attempt is revoked.
     """
     return await read_file(site, path, _CLAIM_BYTES)
 
@@ -304,8 +304,8 @@ def _fields(content: bytes) -> dict[str, str] | None:
     return fields if "host" in fields else None  # its last line
 
 
-async def read_owner(site: Site, record: TryRecord) -> ClaimOwner | None:
-    """Read the owner of a try's claim; return None if there is no claim, or no owner in it."""
+async def read_owner(site: Site, record: AttemptRecord) -> ClaimOwner | None:
+    """Read the owner of an attempt's claim; return None if there is no claim, or no owner in it."""
     try:
         fields = _fields(await read_beginning(site, record.paths.claim))
     except SiteNotFound:
@@ -322,13 +322,13 @@ async def read_owner(site: Site, record: TryRecord) -> ClaimOwner | None:
 
 
 def read_identity(content: bytes) -> dict[str, Any] | None:
-    """Return what a claim says of its try (`journal.encode_identity`); None if it does not."""
+    """Return what a claim says of its attempt (`journal.encode_identity`); None if it does not."""
     fields = _fields(content)
     return decode_identity(fields["identity"]) if fields and "identity" in fields else None
 
 
-async def revoke_try(site: Site, record: TryRecord) -> bool:
-    """Make certain that a try never runs; return False if it has started already.
+async def revoke_attempt(site: Site, record: AttemptRecord) -> bool:
+    """Make certain that an attempt never runs; return False if it has started already.
 
     Raises:
         SiteRejected: neither is certain: the site cannot make the directory that revokes it.

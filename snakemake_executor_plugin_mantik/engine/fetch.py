@@ -1,4 +1,4 @@
-"""Stage out: download a try's marker, log and outputs, verify them, and move them into place."""
+"""Stage out: download an attempt's marker, log and outputs, verify and move them into place."""
 
 import asyncio
 import re
@@ -10,7 +10,7 @@ from ..common.errors import OutputMissing, OutputsLost, SiteNotFound
 from ..jobs.markers import Marker, OutputEntry, read_marker
 from ..jobs.paths import display_path
 from ..jobs.spec import OutputFile
-from ..journal import FileRecord, TryRecord
+from ..journal import AttemptRecord, FileRecord
 from ..sites.base import Site, is_rest_safe
 from ..staging.transfers import OutputStaging, Repeat, download_file, read_file
 from .evidence import Evidence
@@ -24,8 +24,8 @@ _LOG_ALONE_BYTES = 64 << 20
 a marker, only its first part, as much as `read_file` reads."""
 
 
-def log_path(logs: Path, record: TryRecord) -> Path:
-    """Return the local path of a try's log, below the directory `logs`."""
+def log_path(logs: Path, record: AttemptRecord) -> Path:
+    """Return the local path of an attempt's log, below the directory `logs`."""
     readable = re.sub(r"[^\w=.,+-]+", "_", record.name)[:100]
     return logs / f"{readable}.{record.id[:8]}.log"
 
@@ -48,14 +48,14 @@ class Fetcher:
         self._workdir = workflow.workdir
         self._scratch = scratch
 
-    async def marker(self, record: TryRecord, end: Evidence) -> Marker:
-        """Return the marker of a try that has ended; read it again if only half of it shows yet.
+    async def marker(self, record: AttemptRecord, end: Evidence) -> Marker:
+        """Return the marker of an ended attempt; read it again if only half of it shows yet.
 
         The requests are repeated for as long as those for outputs: the marker may say that the job
         must be submitted again.
 
         Raises:
-            MarkerInvalid: it is not this try's, or is damaged for good.
+            MarkerInvalid: it is not this attempt's, or is damaged for good.
             SiteError: the site does not return it.
         """
         assert end.exit_code is not None
@@ -63,12 +63,14 @@ class Fetcher:
 
         async def read() -> Marker:
             content = await read_file(self._site, path, size=end.size)
-            return await asyncio.to_thread(read_marker, content, try_id=record.id, exit_code=code)
+            return await asyncio.to_thread(
+                read_marker, content, attempt_id=record.id, exit_code=code
+            )
 
         return await self._retry.insist(read)
 
     async def outputs(
-        self, record: TryRecord, marker: Marker, declared: Sequence[OutputFile]
+        self, record: AttemptRecord, marker: Marker, declared: Sequence[OutputFile]
     ) -> tuple[FileRecord, ...]:
         """Download all outputs of a job and move them into place, or none on an error.
 
@@ -121,7 +123,7 @@ class Fetcher:
         linked = through_links([e.path for e in marker.files if e.type == "f"], dict(links))
         return (*files, *(replace(came[path], path=at) for at, path in linked))
 
-    async def _collect(self, record: TryRecord, marker: Marker, landing: OutputStaging) -> None:
+    async def _collect(self, record: AttemptRecord, marker: Marker, landing: OutputStaging) -> None:
         def begin() -> None:
             for entry in marker.files:
                 if entry.type == "d":
@@ -145,7 +147,11 @@ class Fetcher:
             await asyncio.gather(*downloads, return_exceptions=True)
 
     async def _archive(
-        self, record: TryRecord, marker: Marker, landing: OutputStaging, entries: list[OutputEntry]
+        self,
+        record: AttemptRecord,
+        marker: Marker,
+        landing: OutputStaging,
+        entries: list[OutputEntry],
     ) -> None:
         local = self._scratch / f"{record.id}.tar"
         try:
@@ -184,7 +190,7 @@ class Fetcher:
                 arrived=transfer.arrived,
             )  # fmt: skip
 
-    async def log(self, record: TryRecord, marker: Marker | None, target: Path) -> bytes:
+    async def log(self, record: AttemptRecord, marker: Marker | None, target: Path) -> bytes:
         """Write the job's log to the local path `target`, and return what was written.
 
         If the marker holds only the log's end, download the log itself, unless it is too large
@@ -203,7 +209,7 @@ class Fetcher:
             target.write_bytes(tail)
         return tail
 
-    async def _whole_log(self, record: TryRecord) -> bytes:
+    async def _whole_log(self, record: AttemptRecord) -> bytes:
         try:
             return await self._retry.found(
                 lambda: read_file(self._site, record.paths.log), at_once=True

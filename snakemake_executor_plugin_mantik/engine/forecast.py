@@ -14,7 +14,7 @@ from ..config.model import BackendConfig
 from ..jobs.paths import WORKSPACE, local_path, nearest, workspace_below
 from ..jobs.resources import cpus_per_node
 from ..jobs.spec import InputFile, JobSpec, Resources
-from ..journal import FileLedger, JournalCopy, TryRecord, TryState
+from ..journal import AttemptRecord, AttemptState, FileLedger, JournalCopy
 from ..sites.base import SiteFacts, Submission
 from ..sites.firecrest.script import job_body, scheduler_script
 from ..sites.unicore.description import batch_directives, job_description
@@ -25,7 +25,7 @@ from .stage import Holdings, Staged
 from .upload import may_import
 
 TRY: Final = "00000000-0000-4000-8000-000000000000"
-"""Placeholder for the UUID of a try."""
+"""Placeholder for the UUID of an attempt."""
 
 _ENVIRONMENTS: Final = ("apptainer", "container_engine", "pyxis", "uenv", "python")
 """What a command may run in, by the name of the backend config's key."""
@@ -114,9 +114,9 @@ def make_preview(
 
 
 def _spec(planner: Planner, request: JobRequest, image_size: int | None) -> JobSpec:
-    record = TryRecord(
+    record = AttemptRecord(
         id=TRY, site=request.site, bucket=0, job=request.job, rule=request.rule, name=request.name,
-        fingerprint="", state=TryState.PLANNED,
+        fingerprint="", state=AttemptState.PLANNED,
     )  # fmt: skip
     files = planner.environment_files(request.environment, own=request.own_environment)
     inputs = tuple(
@@ -381,9 +381,10 @@ class Forecaster:
         return self._add(request.site, files, unmade)
 
     def sent(self, request: JobRequest) -> bool:
-        """Check whether the journal has an open, submitted try of a job."""
+        """Check whether the journal has an open, submitted attempt of a job."""
         rows = self._copy.db.execute(
-            "SELECT 1 FROM tries WHERE job = ? AND state NOT IN ('planned', 'done', 'abandoned')",
+            "SELECT 1 FROM attempts WHERE job = ?"
+            " AND state NOT IN ('planned', 'done', 'abandoned')",
             (request.job,),
         )
         return rows.fetchone() is not None

@@ -1,13 +1,13 @@
-"""What tries use at a place, those of earlier runs included: what must stay there, and what yields.
+"""What attempts use at a place, also those of earlier runs: what must stay, and what yields.
 
-The journal says which paths a try uses (`journal.uses`). Nobody watches a try that this run was not
-asked for: whether it has ended, the site shows.
+The journal says which paths an attempt uses (`journal.uses`). Nobody watches an attempt that this
+run was not asked for: whether it has ended, the site shows.
 
 A job that was submitted days ago may still start, or run. A small input travels in the script of
 the job that needs it, and is unpacked when that job starts. By then, a job of this run may make or
 read another content of the file. And if a rule was renamed, the jobs of the old and the new rule
 make the same files. And a job that still runs may read what a job of this run is about to make
-again: it would go on with what is left of it. A job's own tries show none of this.
+again: it would go on with what is left of it. A job's own attempts show none of this.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from pathlib import Path, PurePosixPath
 
 from ..common.errors import SiteRejected
 from ..jobs.paths import display_path, is_outside, local_path
-from ..journal import MADE, FileRecord, TryRecord
+from ..journal import MADE, AttemptRecord, FileRecord
 from ..sites.base import is_rest_safe
 from ..staging.local import LocalFile
 from .adopt import ended_since_message
 from .compare import find_empty
-from .evidence import find_markers, list_claims, revoke_try
+from .evidence import find_markers, list_claims, revoke_attempt
 from .workflow_context import PlaceContext
 
 _LOOK_AGAIN_S = 10.0
@@ -38,10 +38,11 @@ _FRESH_S = 1.0
 
 
 class InUse:
-    """What tries use at one place, compared with the site.
+    """What attempts use at one place, compared with the site.
 
-    Files that no longer exist here, mostly `temp()` outputs, are removed there once no try uses
-    them. Tries of earlier runs end that would overwrite files of this run, or read what it makes.
+    Files that no longer exist here, mostly `temp()` outputs, are removed there once no attempt uses
+    them. Attempts of earlier runs end that would overwrite files of this run, or read what it
+    makes.
     """
 
     def __init__(self, at: PlaceContext, assure: Callable[[], Awaitable[None]]) -> None:
@@ -57,34 +58,34 @@ class InUse:
         self._sweeping = asyncio.Lock()
         self._own: set[str] = set()
         self.sending: set[str] = set()
-        """The tries that are on their way to the site."""
+        """The attempts that are on their way to the site."""
         # Of many jobs that find the same conflicts, one resolves them.
         self._clearing = asyncio.Lock()
 
-    def _by(self, path: str, *, above: bool = True) -> list[TryRecord]:
-        """Return the tries because of which a path must stay; see `UseLedger.of`."""
+    def _by(self, path: str, *, above: bool = True) -> list[AttemptRecord]:
+        """Return the attempts because of which a path must stay; see `UseLedger.of`."""
         return self._journal.uses.of(self._place, path, above=above)
 
-    async def _settle(self, records: Iterable[TryRecord]) -> list[TryRecord]:
-        """Return those tries that may still run; what the others have used is free from now on.
+    async def _settle(self, records: Iterable[AttemptRecord]) -> list[AttemptRecord]:
+        """Return those attempts that may still run; what the others have used is free from now on.
 
         One may be on its way to the site: its use is noted before that.
 
         Raises:
             SiteError: the site does not answer.
         """
-        open_tries = []
+        open_attempts = []
         for record in records:
             if not (record.may_run or record.id in self.sending):
                 continue
-            if record.id in await self._look(record.paths.tries):
+            if record.id in await self._look(record.paths.attempts):
                 self._journal.uses.end(record.id)
             else:
-                open_tries.append(record)
-        return open_tries
+                open_attempts.append(record)
+        return open_attempts
 
     async def _look(self, directory: str) -> Collection[str]:
-        """Return the ids of tries that have ended; one listing serves all callers for a second."""
+        """Return the ids of ended attempts; one listing serves all callers for a second."""
         async with self._looking:
             now = asyncio.get_running_loop().time()
             at, ended = self._ended.get(directory, (-math.inf, ()))
@@ -166,12 +167,12 @@ class InUse:
 
     # Ending conflicts
 
-    def own(self, record: TryRecord) -> None:
-        """Note that a try belongs to this run, so that it is no conflict."""
+    def own(self, record: AttemptRecord) -> None:
+        """Note that an attempt belongs to this run, so that it is no conflict."""
         self._own.add(record.id)
 
     async def make_way(self, files: Iterable[LocalFile], makes: Iterable[str]) -> list[str]:
-        """End tries of earlier runs that conflict with a job to be submitted; return messages.
+        """End attempts of earlier runs that conflict with a job to be submitted; return messages.
 
         The job reads `files`, and makes the files and directories at the paths `makes`.
 
@@ -197,13 +198,14 @@ class InUse:
         return messages
 
     async def free(
-        self, record: TryRecord, paths: Iterable[str], *, of_this_run: bool = True
+        self, record: AttemptRecord, paths: Iterable[str], *, of_this_run: bool = True
     ) -> None:
-        """Let a try remove or replace what is at some paths: nobody reads it or writes it then.
+        """Let an attempt remove or replace what is at some paths: nobody uses it then.
 
-        Tries of earlier runs that use it are ended, those of this run awaited. With
+        Attempts of earlier runs that use it are ended, those of this run awaited. With
         `of_this_run=False` these do not matter, since Snakemake knows in which order they run,
-        except those that were submitted behind a former try of the same job: they are being ended.
+        except those that were submitted behind a former attempt of the same job: they are being
+        ended.
 
         Raises:
             PlaceTaken: another controller leads the place now, and may not end what is awaited.
@@ -238,30 +240,30 @@ class InUse:
                 await asyncio.sleep(_LOOK_AGAIN_S)
                 await self._assure()
 
-    def _was_behind(self, user: TryRecord, record: TryRecord) -> bool:
-        makers = self._journal.tries(user.makers.values())
+    def _was_behind(self, user: AttemptRecord, record: AttemptRecord) -> bool:
+        makers = self._journal.attempts(user.makers.values())
         return any(maker.job == record.job for maker in makers)
 
-    def _others(self, record: TryRecord, path: str, *, above: bool) -> list[TryRecord]:
-        """Return the tries of other jobs that use a path, without those that wait for the try."""
+    def _others(self, record: AttemptRecord, path: str, *, above: bool) -> list[AttemptRecord]:
+        """Return other jobs' attempts that use a path, without those that wait for the attempt."""
         found = [r for r in self._by(path, above=above) if r.job != record.job]
         waiting = {r.id for r in self._journal.all_dependents([record.id])} if found else ()
         return [user for user in found if user.id not in waiting]
 
-    def _among(self, path: str, sha256: str, *, makes: bool) -> list[TryRecord]:
-        """Return tries of earlier runs that make `path`, or those with another content of it."""
-        return self._journal.tries(
+    def _among(self, path: str, sha256: str, *, makes: bool) -> list[AttemptRecord]:
+        """Return attempts of earlier runs that make `path`, or those with another content of it."""
+        return self._journal.attempts(
             one.id
             for one in self._ledger.conflicts(self._place, path, sha256)
             if not one.bundle and one.makes is makes and one.id not in self._own
         )
 
-    async def _keep_from_starting(self, record: TryRecord) -> bool:
-        """Revoke and give up a try; return False if it runs already.
+    async def _keep_from_starting(self, record: AttemptRecord) -> bool:
+        """Revoke and give up an attempt; return False if it runs already.
 
-        Such a try has unpacked its files already, so it no longer conflicts.
+        Such an attempt has unpacked its files already, so it no longer conflicts.
         """
-        if await self._retry.found(lambda: revoke_try(self._site, record)):
+        if await self._retry.found(lambda: revoke_attempt(self._site, record)):
             await self._give_up([record])
             return True
         self._journal.files.landed(record.id)

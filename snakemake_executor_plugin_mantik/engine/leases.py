@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 
 from ..common.errors import JournalError, PlaceTaken, SiteError, SiteRejected, printable
 from ..common.humanize import humanize_duration
-from ..jobs.paths import PLACE, TRIES
+from ..jobs.paths import ATTEMPTS, PLACE
 from ..journal import Journal
 from ..sites.base import Entry, Site
 from ..staging.transfers import read_file
@@ -137,12 +137,12 @@ class Leases:
         Args:
             known: the place's identity according to the journal; empty if it has no record of the
                 workspace.
-            mine: returns the ids of tries that were submitted to a place and are open according to
-                the journal.
+            mine: returns the ids of attempts that were submitted to a place and are open according
+                to the journal.
             held: the leases that this process has already.
 
         Raises:
-            PlaceTaken: another workflow owns it, another controller leads it, or tries are there
+            PlaceTaken: another workflow owns it, another controller leads it, or attempts are there
                 that this journal does not know.
             TimeoutError: the site does not answer.
         """
@@ -186,7 +186,7 @@ class Leases:
                     " journal is no longer here; its jobs may still write there",
                     where=self._where,
                     do=f"Set Site: Workspace to another path; or, once no job of it runs, remove"
-                    f" {TRIES} in it",
+                    f" {ATTEMPTS} in it",
                 )
             await self._may_follow(new)  # the name of no other's lease, and of none after this
             # Nobody knows the term any more. There were fewer takeovers than minutes.
@@ -234,7 +234,7 @@ class Leases:
         if behind:
             await catching_up.read_spare(entries)
         if ids := mine(new.place):
-            content = "".join(f"{try_id}\n" for try_id in ids).encode()
+            content = "".join(f"{attempt_id}\n" for attempt_id in ids).encode()
             await self._retry(lambda: self._site.put(f"{PLACE}/known.{new.term}", content))
         taken, _ = await self._settle_next(new, entries)
         return taken, await catching_up.take_up(self._where) if behind else ""
@@ -300,9 +300,9 @@ class Leases:
         raise await (self._led(last) if last.workflow == mine.workflow else self._foreign(last))
 
     async def _buckets(self, known: Collection[int] = ()) -> list[str]:
-        entries = await self._list(TRIES)
+        entries = await self._list(ATTEMPTS)
         names = [entry.name for entry in entries.values() if entry.directory]
-        return [f"{TRIES}/{name}" for name in names if name not in map(str, known)]
+        return [f"{ATTEMPTS}/{name}" for name in names if name not in map(str, known)]
 
     async def _list(self, directory: str) -> dict[str, Entry]:
         return await self._retry.listed(lambda: self._site.list(directory))

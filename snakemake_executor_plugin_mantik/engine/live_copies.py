@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..common.errors import SiteError
 from ..jobs.packs import LONGEST_PACK, PIECE_BYTES, Pack, Packed, TarDamaged, read_packs
-from ..journal import TryRecord
+from ..journal import AttemptRecord
 from ..sites.base import Site
 from ..staging.transfers import read_file
 from .observer import JobExtras, Observer
@@ -33,7 +33,7 @@ are missing or outdated in the copy; and how much of the job's packs the copy co
 
 @dataclass
 class _Copy:
-    """The copy of one try's directory.
+    """The copy of one attempt's directory.
 
     Attributes:
         place: its local path.
@@ -56,7 +56,7 @@ class _Copy:
 
 
 class LiveCopies:
-    """The copies of one site's tries. Call all methods from the event loop's thread."""
+    """The copies of one site's attempts. Call all methods from the event loop's thread."""
 
     def __init__(
         self, site: Site, observer: Observer, workdir: Path, notify: Callable[[str], None]
@@ -68,8 +68,8 @@ class LiveCopies:
         self._copies: dict[str, _Copy] = {}
         self._turn = asyncio.Semaphore(REQUESTS)
 
-    def follow(self, record: TryRecord, extras: JobExtras | None) -> None:
-        """Continue or begin the copy of a try that is about to be watched, if one is requested."""
+    def follow(self, record: AttemptRecord, extras: JobExtras | None) -> None:
+        """Continue or begin the copy of an attempt that is about to be watched, if requested."""
         if extras is None or extras.live is None:
             return
         copy = _Copy(self._workdir / extras.live.copy, extras)
@@ -78,23 +78,23 @@ class LiveCopies:
             copy.read, copy.piece = int(read), int(piece)
         self._copies[record.id] = copy
 
-    def grown(self, record: TryRecord, size: int) -> None:
-        """Read new packs of a try, of which the site shows `size` bytes."""
+    def grown(self, record: AttemptRecord, size: int) -> None:
+        """Read new packs of an attempt, of which the site shows `size` bytes."""
         copy = self._copies.get(record.id)
         if copy is None or copy.over or size <= max(copy.read, copy.looked):
             return
         if copy.task is None or copy.task.done():
             copy.task = asyncio.create_task(self._read(record, copy, size))
 
-    async def stop(self, record: TryRecord) -> None:
-        """Stop the copy of a try; nothing is written to it after this returns."""
+    async def stop(self, record: AttemptRecord) -> None:
+        """Stop the copy of an attempt; nothing is written to it after this returns."""
         copy = self._copies.pop(record.id, None)
         if copy is not None and copy.task is not None:
             copy.over = True
             copy.task.cancel()
             await asyncio.gather(copy.task, return_exceptions=True)
 
-    async def _read(self, record: TryRecord, copy: _Copy, size: int) -> None:
+    async def _read(self, record: AttemptRecord, copy: _Copy, size: int) -> None:
         try:
             async with self._turn:
                 while copy.read < size and not copy.over:

@@ -1,12 +1,12 @@
-"""The machine of a try: how it can end, what its end means, and what follows. No I/O, no clock.
+"""The machine of an attempt: how it can end, what that means, what follows. No I/O, no clock.
 
     planned ─▶ submitting ─▶ submitted ─▶ ended ─▶ done
        └───────────┴─────────────┴──────────┴────▶ abandoned
 
-A try never goes back (`journal.TryState`). Until its end is known, its evidence alone says whether
-it waits or runs (`evidence.judge`). The end is judged here: from the evidence, the marker and the
-reason (`judge_silence`, `judge_start`, `judge_failure`), to one of the ways in `End`. `decide` says
-what the engine does then, whichever part of it noticed the end.
+An attempt never goes back (`journal.AttemptState`). Until its end is known, its evidence alone says
+whether it waits or runs (`evidence.judge`). The end is judged here: from the evidence, the marker
+and the reason (`judge_silence`, `judge_start`, `judge_failure`), to one of the ways in `End`.
+`decide` says what the engine does then, whichever part of it noticed the end.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -20,7 +20,7 @@ from ..jobs.paths import display_path, is_at
 from ..jobs.reasons import Reason
 from ..jobs.script import PREDECESSORS
 from ..jobs.segments import Continuation
-from ..journal import WENT_ON, TryRecord, TryState
+from ..journal import WENT_ON, AttemptRecord, AttemptState
 from .evidence import GIVEN_UP, Evidence, Finding
 from .observer import How, Successor
 from .request import JobRequest
@@ -30,7 +30,7 @@ _MOST_NAMED: Final = 5
 
 
 class End(Enum):
-    """How a try ends.
+    """How an attempt ends.
 
     - SUCCEEDED: its marker says 0, and its outputs are here.
     - KEPT: its marker says 0, but its outputs cannot be fetched or written now; the next run adopts
@@ -54,12 +54,12 @@ class End(Enum):
 
 
 class Do(Enum):
-    """What the engine does about the end of a try, in this order.
+    """What the engine does about the end of an attempt, in this order.
 
     - SECRETS: remove its secrets at the site, unless its script has.
     - CLOSE: let the site forget it, since nobody is to take its results.
-    - FREE: submit the tries that need its outputs.
-    - WITHDRAW: end the tries that need its outputs.
+    - FREE: submit the attempts that need its outputs.
+    - WITHDRAW: end the attempts that need its outputs.
     - DOUBT: ask the site whether this controller still leads before the next submission.
     - ASSURE: ask so before anything is reported.
     - UNFETCH: remove what was downloaded in part.
@@ -76,28 +76,30 @@ class Do(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from the end of a try.
+    """What follows from the end of an attempt.
 
     Attributes:
-        state: of the try.
-        outcome: of the try for the journal, with a place for the reason.
+        state: of the attempt.
+        outcome: of the attempt for the journal, with a place for the reason.
         how, successor: see `JobEnd`.
         todo: what the engine does.
     """
 
-    state: TryState
+    state: AttemptState
     outcome: str
     how: How
     todo: frozenset[Do]
     successor: Successor = ""
 
 
-def _row(state: TryState, outcome: str, how: How, *todo: Do, successor: Successor = "") -> Decision:
+def _row(
+    state: AttemptState, outcome: str, how: How, *todo: Do, successor: Successor = ""
+) -> Decision:
     return Decision(state, outcome, how, frozenset(todo), successor)
 
 
 _LOST: Final = (Do.SECRETS, Do.CLOSE, Do.WITHDRAW, Do.UNFETCH)
-_ENDED, _ABANDONED = TryState.ENDED, TryState.ABANDONED
+_ENDED, _ABANDONED = AttemptState.ENDED, AttemptState.ABANDONED
 _TABLE: Final = {
     End.SUCCEEDED: _row(_ENDED, "succeeded", "finished", Do.FREE),
     End.KEPT: _row(_ENDED, "succeeded", "finished", Do.ASSURE, Do.UNFETCH),
@@ -113,7 +115,7 @@ _TABLE: Final = {
 
 
 def decide(end: End, reason: Reason | None = None) -> Decision:
-    """Return what follows from the end of a try, whichever part of the engine noticed it.
+    """Return what follows from the end of an attempt, whichever part of the engine noticed it.
 
     `reason` is why the job failed: one that was cancelled at the site has not failed by itself.
     """
@@ -123,14 +125,14 @@ def decide(end: End, reason: Reason | None = None) -> Decision:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the end of a try means for its job.
+    """What the end of an attempt means for its job.
 
     Attributes:
-        end: how the try ends.
+        end: how the attempt ends.
         reason: why it failed, or why another segment follows.
         why: why the job is submitted again; or why a job that can go on in segments fails all the
             same, with `advice`: then no ordinary message fits.
-        goes_on: how another segment can go on from its checkpoint (`TryRecord.goes_on`).
+        goes_on: how another segment can go on from its checkpoint (`AttemptRecord.goes_on`).
         say: what to tell the user now.
         missing: the inputs that the site has not with the content that the job needs.
         bundles: the bundles that the site has not any more.
@@ -148,8 +150,10 @@ class Verdict:
     purged: bool = False
 
 
-def judge_silence(record: TryRecord, known: Evidence, continuation: Continuation | None) -> Verdict:
-    """Return what it means that a try has ended without a marker."""
+def judge_silence(
+    record: AttemptRecord, known: Evidence, continuation: Continuation | None
+) -> Verdict:
+    """Return what it means that an attempt has ended without a marker."""
     state = known.state
     reason = state.reason if state is not None else None
     if state is not None and state.later and not known.claimed:
@@ -166,7 +170,7 @@ def judge_silence(record: TryRecord, known: Evidence, continuation: Continuation
         return Verdict(End.LATER, Reason.LAUNCH_FAILURE, "a part of the site was away", say=say)
     if known.found is Finding.REVOKED:
         return Verdict(End.AGAIN, why=GIVEN_UP)
-    if record.state is TryState.ENDED:
+    if record.state is AttemptState.ENDED:
         return Verdict(End.AGAIN, why="its results are no longer at the site")
     if reason is Reason.SUCCESS and not known.claimed:
         # A script that exits 0 without a claim found no workspace, no directory for claims, or a
@@ -179,7 +183,7 @@ def judge_silence(record: TryRecord, known: Evidence, continuation: Continuation
 
 
 def judge_start(
-    record: TryRecord,
+    record: AttemptRecord,
     marker: Marker,
     continuation: Continuation | None,
     bundles: Sequence[str] | None,
@@ -259,9 +263,9 @@ ANYWAY: Final = "anyway"
 
 
 def judge_failure(  # noqa: PLR0911 - one for each way
-    record: TryRecord, marker: Marker | None, reason: Reason, continuation: Continuation | None
+    record: AttemptRecord, marker: Marker | None, reason: Reason, continuation: Continuation | None
 ) -> Verdict:
-    """Return what it means that a try has failed for a reason: mostly that its job has.
+    """Return what it means that an attempt has failed for a reason: mostly that its job has.
 
     `marker` is None if it left none.
     """
@@ -310,7 +314,7 @@ def judge_failure(  # noqa: PLR0911 - one for each way
 
 
 def find_lost_checkpoint(
-    record: TryRecord, marker: Marker, continuation: Continuation | None
+    record: AttemptRecord, marker: Marker, continuation: Continuation | None
 ) -> list[str]:
     """Return the files of its checkpoint that a segment did not find."""
     if continuation is None or not record.follows:
@@ -326,45 +330,45 @@ def overlaps(path: str, others: Iterable[str]) -> bool:
 # Adoption
 
 
-def choose_tries(
+def choose_attempts(
     request: JobRequest,
-    fingerprint_for: Callable[[TryRecord], str],
-    tries: Sequence[TryRecord],
+    fingerprint_for: Callable[[AttemptRecord], str],
+    attempts: Sequence[AttemptRecord],
     *,
     given_up: Container[str] = (),
     already: bool = False,
-) -> tuple[TryRecord | None, tuple[TryRecord, ...]]:
-    """Choose the try to adopt, the newest that fits of a job's open `tries`, given oldest first.
+) -> tuple[AttemptRecord | None, tuple[AttemptRecord, ...]]:
+    """Choose the attempt to adopt: the newest that fits of a job's `attempts`, oldest first.
 
-    Return it, and the tries that must be over for certain before another one starts: they write to
-    the same files, or have written unwanted results.
+    Return it, and the attempts that must be over for certain before another one starts: they write
+    to the same files, or have written unwanted results.
 
-    A try fits if it would give the same result: it has the same command, parameters, inputs, site
-    and environment. A try that was only planned was never submitted and can be used as it is. A try
-    that has failed is not adopted, nor one that has ended if the user forced the job.
-    A try that is to go on after another open one is no choice; it stays if that one is adopted.
-    Nor is one after a try that was `given_up`: a run has died before it gave that one up, too.
-    `fingerprint_for` returns the job's present fingerprint, in the terms in which that of a try
-    names its inputs.
+    An attempt fits if it would give the same result: it has the same command, parameters, inputs,
+    site and environment. An attempt that was only planned was never submitted and can be used as it
+    is. An attempt that has failed is not adopted, nor one that has ended if the user forced the
+    job. An attempt that is to go on after another open one is no choice; it stays if that one is
+    adopted. Nor is one after an attempt that was `given_up`: a run has died before it gave that one
+    up, too. `fingerprint_for` returns the job's present fingerprint, in the terms in which that of
+    an attempt names its inputs.
 
     With `already` the local updated outputs are as the job at the site left them: a run that
     fetched them was killed before it could record that.
     """
 
-    def fits(record: TryRecord) -> bool:
+    def fits(record: AttemptRecord) -> bool:
         if record.site != request.site:
             return False
-        if record.state is TryState.ENDED and (request.forced or record.outcome != "succeeded"):
+        if record.state is AttemptState.ENDED and (request.forced or record.outcome != "succeeded"):
             return False
         now = fingerprint_for(record)
         same = already and record.fingerprint.partition("+")[0] == now.partition("+")[0]
         return same or record.fingerprint == now
 
-    ids = {record.id for record in tries}
-    heads = [r for r in tries if r.follows not in ids and r.follows not in given_up]
+    ids = {record.id for record in attempts}
+    heads = [r for r in attempts if r.follows not in ids and r.follows not in given_up]
     adopted = next(filter(fits, reversed(heads)), None)
     kept = {adopted.id} if adopted is not None else set()
-    for record in tries:  # the oldest first
+    for record in attempts:  # the oldest first
         if record.follows in kept:
             kept.add(record.id)
-    return adopted, tuple(record for record in tries if record.id not in kept)
+    return adopted, tuple(record for record in attempts if record.id not in kept)

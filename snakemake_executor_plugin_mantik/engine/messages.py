@@ -10,7 +10,7 @@ from ..common.humanize import humanize_count, humanize_duration
 from ..jobs.markers import Marker
 from ..jobs.reasons import Reason
 from ..jobs.script import CHECKPOINT, PREDECESSORS
-from ..journal import TryRecord
+from ..journal import AttemptRecord
 from ..sites.base import JobState
 
 _TAIL_LINES = 20
@@ -247,7 +247,7 @@ def unchecked_message(names: Sequence[str]) -> str:
     )
 
 
-def ahead_message(records: Sequence[TryRecord]) -> str:
+def ahead_message(records: Sequence[AttemptRecord]) -> str:
     """Return the message about jobs that go on although no controller runs."""
     awaited = {maker for record in records for maker in record.makers.values()}
     last = [record.name for record in records if record.id not in awaited]
@@ -263,7 +263,7 @@ def ahead_message(records: Sequence[TryRecord]) -> str:
     )
 
 
-def stays_message(site: str, users: Iterable[TryRecord]) -> str:
-    """Return that a removed file stays at a site while tries use it, to follow the file's path."""
+def stays_message(site: str, users: Iterable[AttemptRecord]) -> str:
+    """Return that a removed file stays at a site while it is used, to follow the file's path."""
     names = ", ".join(dict.fromkeys(user.name for user in users))
     return f"stays at {site} until a run after the end of {names}, which uses it."

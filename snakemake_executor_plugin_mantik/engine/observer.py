@@ -1,4 +1,4 @@
-"""Define observers: they receive the events of each try, and may add to a job.
+"""Define observers: they receive the events of each attempt, and may add to a job.
 
 The engine does not depend on what an observer does (`tracking` makes MLflow runs of jobs). An
 observer can neither fail a job nor block the loop: it raises nothing, and only `prepare` may take
@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 from ..jobs.reasons import Reason
 from ..jobs.spec import JobSpec
-from ..journal import TryRecord
+from ..journal import AttemptRecord
 from .request import JobRequest
 
 How = Literal["finished", "failed", "killed"]
-"""How a try ended: successfully, by itself with an error, or stopped from outside."""
+"""How an attempt ended: successfully, by itself with an error, or stopped from outside."""
 Successor = Literal["", "next segment", "same segment"]
-"""The try of the same job that follows one that has ended: none that continues it; the next
+"""The attempt of the same job that follows one that has ended: none that continues it; the next
 segment; or one that takes its place as a segment, since it computed nothing."""
 
 
@@ -76,7 +76,7 @@ class JobExtras:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a try.
+    """The end of an attempt.
 
     Attributes:
         how: the kind of end.
@@ -84,9 +84,9 @@ class JobEnd:
         exit_code: of the command, or of a step that failed before it, where known.
         log: local path of the job's log, if it was downloaded.
         waited, ran: seconds, where known.
-        reason: why it failed; None if it did not, or if another try follows silently.
+        reason: why it failed; None if it did not, or if another attempt follows silently.
         nodes: the names of the nodes that it ran on, as its scheduler writes them, where known.
-        successor: the try that follows it.
+        successor: the attempt that follows it.
     """
 
     how: How
@@ -101,7 +101,7 @@ class JobEnd:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What the journal's log says of the end, besides the columns of the try."""
+        """What the journal's log says of the end, besides the columns of the attempt."""
         return {
             "how": self.how, "words": self.words, "exit_code": self.exit_code,
             "log": str(self.log or ""), "reason": str(self.reason or ""), "nodes": self.nodes,
@@ -110,7 +110,7 @@ class JobEnd:
 
 
 class Observer:
-    """Base class that follows the tries of a run; its methods do nothing.
+    """Base class that follows the attempts of a run; its methods do nothing.
 
     All methods are called in the engine's thread. After a controller was killed, the next one may
     report the same event again.
@@ -119,38 +119,38 @@ class Observer:
     async def prepare(
         self,
         request: JobRequest,  # noqa: ARG002
-        record: TryRecord,  # noqa: ARG002
+        record: AttemptRecord,  # noqa: ARG002
         workspace: str,  # noqa: ARG002
         *,
         waits: bool = False,  # noqa: ARG002
     ) -> JobExtras | None:
-        """Return the additions to a try that is about to be submitted or adopted, if any.
+        """Return the additions to an attempt that is about to be submitted or adopted, if any.
 
-        They are the same each time for the same try. `workspace` is the absolute path of the
+        They are the same each time for the same attempt. `workspace` is the absolute path of the
         workspace as jobs see it. `waits` is set for a segment that is submitted before the one
         that it follows has ended; when its turn comes, it is adopted.
         """
         return None
 
-    def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
-        """Note that a try is about to be submitted, with the complete `script` of `spec`."""
+    def submitting(self, record: AttemptRecord, spec: JobSpec, script: str) -> None:
+        """Note that an attempt is about to be submitted, with the complete `script` of `spec`."""
 
-    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
-        """Note that the site has accepted a try under the id `site_job`."""
+    def submitted(self, record: AttemptRecord, site_job: str, queue: str) -> None:
+        """Note that the site has accepted an attempt under the id `site_job`."""
 
-    def started(self, record: TryRecord) -> None:
-        """Note that a try has begun to run; may be left out for one that ended soon after."""
+    def started(self, record: AttemptRecord) -> None:
+        """Note that an attempt has begun to run; may be left out for one that ended soon after."""
 
-    def logged(self, record: TryRecord) -> None:
-        """Note that the copy of what a try writes to its directory (`LiveView`) has grown."""
+    def logged(self, record: AttemptRecord) -> None:
+        """Note that the copy of what an attempt writes to its directory (`LiveView`) has grown."""
 
-    def ended(self, record: TryRecord, end: JobEnd) -> None:
-        """Note that the end of a try is known, and that all downloads of it are complete."""
+    def ended(self, record: AttemptRecord, end: JobEnd) -> None:
+        """Note that the end of an attempt is known, and that all downloads of it are complete."""
 
     def leftover(self, record_id: str) -> str | None:  # noqa: ARG002
-        """Return the directory that an earlier `prepare` gave a try at the site, if any.
+        """Return the directory that an earlier `prepare` gave an attempt at the site, if any.
 
-        The directories of all tries have the same parent, which contains nothing else.
+        The directories of all attempts have the same parent, which contains nothing else.
         """
         return None
 
@@ -164,7 +164,7 @@ class Observers(Observer):
             setattr(self, event, partial(self._tell, event))
 
     async def prepare(
-        self, request: JobRequest, record: TryRecord, workspace: str, *, waits: bool = False
+        self, request: JobRequest, record: AttemptRecord, workspace: str, *, waits: bool = False
     ) -> JobExtras | None:
         """Call all observers; return the first addition that is not None."""
         added = [

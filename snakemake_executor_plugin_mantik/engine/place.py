@@ -1,7 +1,7 @@
 """Open places: workspace directories with an identity of their own.
 
-A place has the manifest, the running uploads, the directories of tries, and the cleanup. A site is
-a way to run jobs at a place: sites that see the same directory share the place and its files.
+A place has the manifest, the running uploads, the directories of attempts, and the cleanup. A site
+is a way to run jobs at a place: sites that see the same directory share the place and its files.
 Before its first job a place gets the workflow's sources, the files that no rule names.
 """
 
@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from ..common.errors import MantikError, PlaceTaken, SiteError, SiteUnreachable, UserError
 from ..config.settings import SiteSettings, Timing
-from ..jobs.paths import BUNDLES, KEPT, TRIES, WORK, bundle_done_path, bundle_path
-from ..journal import sent_try_ids
+from ..jobs.paths import ATTEMPTS, BUNDLES, KEPT, WORK, bundle_done_path, bundle_path
+from ..journal import sent_attempt_ids
 from ..sites.base import SharedFile, Site, SiteFacts
 from ..staging.local import LocalFile, LocalFiles
 from ..staging.transfers import stream_file
@@ -44,7 +44,7 @@ class Place:
         lead: this controller's lead of it.
         stager: uploads missing files.
         looks: looks at outputs that stay there.
-        in_use: what tries use there: it stays, and other files go; conflicting tries end.
+        in_use: what attempts use there: it stays, and other files go; conflicting attempts end.
         spare: what a lost journal knew of it.
         leftovers: an observer's directories there, removed at the end of the run.
     """
@@ -86,16 +86,16 @@ class Place:
     async def tidy(self) -> None:
         """Remove files that are no longer needed at the end of a run, as far as the site answers.
 
-        These are the directories of our journal's tries and bundles, once no try is open there, an
-        observer's leftovers, and the place's copies of files that no longer exist here (`temp()`
-        outputs, mostly).
+        These are the directories of our journal's attempts and bundles, once no attempt is open
+        there, an observer's leftovers, and the place's copies of files that no longer exist here
+        (`temp()` outputs, mostly).
         """
         with suppress(TimeoutError, SiteError, PlaceTaken):
             async with asyncio.timeout(_TIDY_WAIT_S):
                 self.lead.doubt()  # another controller may follow what lies there
                 await self.lead.assure()
                 await self.in_use.finish()
-                opened = any(r.place == self.id for r in self._journal.all_open_tries())
+                opened = any(r.place == self.id for r in self._journal.all_open_attempts())
                 unused = not opened and not any(r.may_run for r in self._journal.uses.of(self.id))
                 left = self.leftovers
                 if unused:
@@ -118,7 +118,7 @@ class Place:
 
         async def one(bucket: int) -> None:
             # The markers first: by them an older copy of the journal would look for the outputs.
-            await self.site.remove(f"{TRIES}/{bucket}")
+            await self.site.remove(f"{ATTEMPTS}/{bucket}")
             await asyncio.gather(*(self.site.remove(f"{d}/{bucket}") for d in (WORK, BUNDLES)))
             self._journal.bucket_gone(self.id, bucket)
 
@@ -199,7 +199,7 @@ class Places:
         def mine(place: str) -> list[str]:
             # What was only planned, the former controller may have planned and submitted, too.
             places = {place, *(s.place for s in same)}
-            return sent_try_ids(r for r in journal.all_open_tries() if r.place in places)
+            return sent_attempt_ids(r for r in journal.all_open_attempts() if r.place in places)
 
         held = [place.lead.lease for place in self._known.values()]
         leases.lease, message = await leases.take(known, mine, held)
@@ -258,11 +258,11 @@ _TIMING = Timing()
 
 
 def make_retry(site: Site, notify: Callable[[str], None], timing: Timing = _TIMING) -> SiteRetry:
-    """Make a `SiteRetry` for a site, whose proof is to make the directory of tries."""
+    """Make a `SiteRetry` for a site, whose proof is to make the directory of attempts."""
     return SiteRetry(
         site.name, notify, asyncio.get_running_loop().time,
         missing_s=timing.marker_grace_s, insist_s=timing.fetch_wait_s,
-        proof=lambda: site.make_directory(TRIES),
+        proof=lambda: site.make_directory(ATTEMPTS),
     )  # fmt: skip
 
 

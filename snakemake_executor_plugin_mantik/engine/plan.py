@@ -1,4 +1,4 @@
-"""Plan tries: turn a request and a site's config into a JobSpec.
+"""Plan attempts: turn a request and a site's config into a JobSpec.
 
 No I/O, except that local Environment Definition Files and files of requirements are read.
 """
@@ -29,7 +29,7 @@ from ..config.environment import (
 from ..config.known_sites import node_cores
 from ..config.model import BackendConfig
 from ..config.named_files import may_mount, read_edf
-from ..jobs.paths import TryPaths, display_path, is_at, local_path, nearest, workspace_top
+from ..jobs.paths import AttemptPaths, display_path, is_at, local_path, nearest, workspace_top
 from ..jobs.pools import POOL_RESOURCE, Pool
 from ..jobs.resources import (
     billed_cores,
@@ -44,7 +44,7 @@ from ..jobs.resources import (
 from ..jobs.script import render_script
 from ..jobs.segments import SEGMENT_RESOURCES, Continuation
 from ..jobs.spec import AUTO, InputFile, JobSpec, OutputFile, Predecessor, Resources, Segment
-from ..journal import FileLedger, FileRecord, StoredOutput, TryRecord, encode_identity
+from ..journal import AttemptRecord, FileLedger, FileRecord, StoredOutput, encode_identity
 from ..sites.base import QueueLimits, SiteFacts, Submission
 from ..staging.local import LocalFile
 from .machine import overlaps
@@ -63,7 +63,7 @@ class Resumed:
     """
 
     files: tuple[FileRecord, ...] = ()
-    before: TryPaths | None = None
+    before: AttemptPaths | None = None
 
 
 NOTHING: Final = Resumed()
@@ -293,7 +293,7 @@ class Planner:
     def spec(
         self,
         request: JobRequest,
-        record: TryRecord,
+        record: AttemptRecord,
         facts: SiteFacts,
         staged: Staged,
         *,
@@ -301,9 +301,9 @@ class Planner:
         after: Sequence[Predecessor] = (),
         resumed: Resumed = NOTHING,
     ) -> JobSpec:
-        """Return the spec of a try, for a controller that leads the place in the term `term`.
+        """Return the spec of an attempt, for a controller that leads the place in the term `term`.
 
-        `after` are the tries that make those of its inputs that do not exist yet, `resumed` is
+        `after` are the attempts that make those of its inputs that do not exist yet, `resumed` is
         what it goes on from.
         """
         resources = choose_queue(self.resources(request.resources, request.threads), facts)
@@ -353,9 +353,9 @@ class Planner:
 
 
 def plan_segment(
-    request: JobRequest, record: TryRecord, runtime_s: int | None, resumed: Resumed
+    request: JobRequest, record: AttemptRecord, runtime_s: int | None, resumed: Resumed
 ) -> tuple[Segment | None, tuple[OutputFile, ...], tuple[InputFile, ...]]:
-    """Return a try's segment, its outputs and those of its inputs that the checkpoint consists of.
+    """Return an attempt's segment, its outputs, and the inputs that are its checkpoint.
 
     A job that begins anew finds no checkpoint, except what it updates. One that goes on finds
     its logs as well, and outputs that hold a part of the checkpoint.
@@ -423,14 +423,14 @@ ACCOUNT: Final = "account"
 
 
 def make_submission(spec: JobSpec) -> Submission:
-    """Return the submission of a try: its script and resources.
+    """Return the submission of an attempt: its script and resources.
 
     Raises:
         UserError: no script can contain some part of it.
     """
     script = render_script(spec)
     return Submission(
-        tag=spec.paths.try_id,
+        tag=spec.paths.attempt_id,
         name=spec.name,
         script=script.text,
         beside=script.beside,
@@ -440,7 +440,7 @@ def make_submission(spec: JobSpec) -> Submission:
         after_on_login=spec.environment.after_on_login,
         login_shell=bool(spec.environment.modules),
         slurm_options=spec.environment.slurm_options,
-        behind=tuple(f"{one.paths.bucket}/{one.paths.try_id}" for one in spec.after),
+        behind=tuple(f"{one.paths.bucket}/{one.paths.attempt_id}" for one in spec.after),
     )
 
 

@@ -98,7 +98,8 @@ class JobRequest:
             config is then not used.
         secrets: values of the workflow's `envvars:`; never in a script, a log or the journal.
         parameters: the rule's parameters as text, without derived ones.
-        forced: whether the user forced it; a try that an earlier run finished is then not adopted.
+        forced: whether the user forced it; an attempt that an earlier run finished is then not
+            adopted.
         group: the jobs that it consists of, if it is a group of jobs.
         launches: whether the command starts its tasks itself (MPI).
         full: whether the command runs a Snakemake at the site.
@@ -155,7 +156,7 @@ class JobRequest:
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """Return its identity and those of its members; an open try of any of them conflicts."""
+        """Return its identity and its members'; an open attempt of any of them conflicts."""
         return (self.job, *self.members)
 
     @property
@@ -173,7 +174,7 @@ class JobRequest:
     def made_of(
         self, inputs: Mapping[str, str], environment: str, code: Mapping[str, str]
     ) -> dict[str, str]:
-        """Return the digests that must be equal for one try's result to serve for another.
+        """Return the digests that must be equal for one attempt's result to serve for another.
 
         Args:
             inputs: checksum of each input file and upload, and of each file that it updates.
@@ -226,7 +227,8 @@ class Outcome:
 
     Attributes:
         number: that of the request.
-        try_id: the try to commit; empty if there was none, or if it stays open for the next run.
+        attempt_id: the attempt to commit; empty if there was none, or if it stays open for the next
+            run.
         succeeded: whether the job succeeded and all its outputs are local.
         message: for a failure: what happened, where, and what to do now.
         log: local path of the job's log, if it was downloaded.
@@ -239,7 +241,7 @@ class Outcome:
     """
 
     number: JobNumber
-    try_id: str
+    attempt_id: str
     succeeded: bool
     message: str = ""
     log: Path | None = None

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..common.errors import JournalError, MantikError, SiteRejected, UserError
-from ..jobs.paths import TRIES, display_path
+from ..jobs.paths import ATTEMPTS, display_path
 from ..jobs.reasons import Reason
 from ..jobs.segments import GO_ON_CODE
-from ..journal import FileRecord, TryRecord, TryState
+from ..journal import AttemptRecord, AttemptState, FileRecord
 from ..sites.base import JobState, Site, SiteFacts
 from ..sites.slurm import explain_pending
 from ..staging.bundle import FileChanged
@@ -120,7 +120,7 @@ class SiteRunner:
             MantikError: it does not answer.
         """
         if (nodes := await self.site.free_nodes()) is None:
-            await self.site.stat(TRIES)  # to see that it answers
+            await self.site.stat(ATTEMPTS)  # to see that it answers
         return Load(nodes, self._journal.waits(name))
 
     async def run(self, request: JobRequest) -> Outcome:
@@ -128,8 +128,8 @@ class SiteRunner:
 
         Raises:
             MantikError: the job cannot be run at all; or this controller cannot follow it any more,
-                because another one leads (PlaceTaken) or the journal cannot be written: then a
-                try of it may still run.
+                because another one leads (PlaceTaken) or the journal cannot be written: then an
+                attempt of it may still run.
         """
         self._requested += 1
         slot = asyncio.ensure_future(self._slots.acquire())
@@ -149,8 +149,10 @@ class SiteRunner:
 
     def _is_there(self, request: JobRequest) -> bool:
         """Return whether a job was submitted already: it is watched even if no slot is free."""
-        tries = self._journal.open_tries(*request.jobs)
-        return self.behind.has(request) or any(r.state is not TryState.PLANNED for r in tries)
+        attempts = self._journal.open_attempts(*request.jobs)
+        return self.behind.has(request) or any(
+            r.state is not AttemptState.PLANNED for r in attempts
+        )
 
     def is_pooled(self, request: JobRequest) -> bool:
         """Return whether a job is none of the scheduler's: `MaxJobs` limits those."""
@@ -164,7 +166,7 @@ class SiteRunner:
             contents = frozenset(file.record for file in files)
             # Inputs that the user has edited meanwhile are no sign of trouble at the site.
             resent, before = (resent if contents == before else 0), contents
-            verdict, outcome = await self._run_try(request, files, ahead)
+            verdict, outcome = await self._run_attempt(request, files, ahead)
             if outcome is not None:
                 return outcome
             if verdict.end is End.GOES_ON:
@@ -189,14 +191,14 @@ class SiteRunner:
             " the command changes its own inputs; or set Site: Workspace to another file system",
         )
 
-    async def _run_try(
+    async def _run_attempt(
         self, request: JobRequest, files: list[LocalFile], ahead: Attempt | None
     ) -> tuple[Verdict, Outcome | None]:
-        """Run one try; return what its end means, and the outcome if it is the last.
+        """Run one attempt; return what its end means, and the outcome if it is the last.
 
         `ahead` is the attempt that was submitted before the job was requested, if any.
         """
-        record = await self._dispatcher.choose_try(request, files)
+        record = await self._dispatcher.choose_attempt(request, files)
         if ahead is not None and ahead.record.id == record.id:
             attempt, attempt.record = ahead, record
         else:
@@ -214,7 +216,7 @@ class SiteRunner:
             await self.place.stager.look_again(error.path)
             verdict = Verdict(End.AGAIN, why="its inputs changed while they were being sent")
             if attempt.sent:  # it left no trace, but may still start; `record` is from before
-                sent = replace(record, state=TryState.SUBMITTED, site_jobs=tuple(attempt.ids))
+                sent = replace(record, state=AttemptState.SUBMITTED, site_jobs=tuple(attempt.ids))
                 await self._give_up([sent])
             else:
                 await self.canceller.record_end(record, End.AGAIN, verdict.why)
@@ -223,7 +225,7 @@ class SiteRunner:
             return verdict, None
         except MantikError as error:
             await self._dispatcher.abandon_if_unsent(attempt, error)
-            if self._journal.tries([record.id])[0].state.final:
+            if self._journal.attempts([record.id])[0].state.final:
                 # Others may wait for an earlier submission of it.
                 await self._follow(request, record, End.REFUSED)
             raise
@@ -239,7 +241,7 @@ class SiteRunner:
     async def _conclude(
         self, request: JobRequest, attempt: Attempt, end: Evidence
     ) -> tuple[Verdict, Outcome | None]:
-        """Fetch what a try has made; return what its end means, and its outcome if it is final."""
+        """Fetch what an attempt has made; return what its end means, and the outcome if final."""
         record = attempt.record
         # Segments that wait for this one run only if its own script says that the job goes on.
         if asks := end.exit_code == GO_ON_CODE:
@@ -259,10 +261,10 @@ class SiteRunner:
             await self._report_changed(request, attempt.files)
         return verdict, outcome
 
-    async def _follow(self, request: JobRequest, record: TryRecord, end: End) -> None:
-        """Do what follows here from the end of a try, which is closed."""
+    async def _follow(self, request: JobRequest, record: AttemptRecord, end: End) -> None:
+        """Do what follows here from the end of an attempt, which is closed."""
         todo = decide(end).todo
-        # At once: no other try may be submitted behind it any more.
+        # At once: no other attempt may be submitted behind it any more.
         if todo & {Do.FREE, Do.WITHDRAW}:
             self.behind.ended(request, record, succeeded=Do.FREE in todo)
         if Do.DOUBT in todo:
@@ -281,13 +283,13 @@ class SiteRunner:
         self.place.lead.doubt()
         await self.place.lead.assure()
 
-    def _started(self, record: TryRecord, began: bool) -> None:
+    def _started(self, record: AttemptRecord, began: bool) -> None:
         """Record that a job runs, and since when if it `began` while it was watched."""
         with suppress(JournalError):  # the disk is full: only smk-mantik jobs shows less
             self._journal.started(record.id, time.time() if began else 0.0)
         self._observer.started(record)
 
-    def _pending(self, record: TryRecord, reason: str, state: JobState) -> None:
+    def _pending(self, record: AttemptRecord, reason: str, state: JobState) -> None:
         """Record why a job has not started, and when it is expected to."""
         expected, clock = None, self.site.clock
         if state.started is not None and clock is not None and state.started > clock:
@@ -295,7 +297,7 @@ class SiteRunner:
         with suppress(JournalError):
             self._journal.pending(record.id, reason, state.starts_after, expected=expected)
 
-    def _waiting(self, record: TryRecord, why: str) -> None:
+    def _waiting(self, record: AttemptRecord, why: str) -> None:
         """Record why a job cannot start, or with an empty `why` that nothing hinders it now.
 
         Each reason is reported once: some come and go with each round of the scheduler.
@@ -330,7 +332,7 @@ class SiteRunner:
             )
 
     async def _submit_and_watch(self, request: JobRequest, attempt: Attempt) -> Evidence:
-        """Submit the try unless the site may know it already, and wait for its end."""
+        """Submit the attempt unless the site may know it already, and wait for its end."""
         submit = attempt.sent == 0
         while True:
             if submit:
@@ -352,10 +354,10 @@ class SiteRunner:
     async def _wait(
         self, request: JobRequest, attempt: Attempt, watching: "asyncio.Future[Evidence]"
     ) -> Evidence:
-        """Wait for the end of a try; withdraw it if it has not started in time.
+        """Wait for the end of an attempt; withdraw it if it has not started in time.
 
-        A segment goes on where its checkpoint is. The end of a try that is withdrawn is noticed as
-        any other, which proves that it has not run.
+        A segment goes on where its checkpoint is. The end of an attempt that is withdrawn is
+        noticed as any other, which proves that it has not run.
         """
         record, patience_s = attempt.record, request.patience_s
         if patience_s is None or record.follows:
@@ -374,24 +376,24 @@ class SiteRunner:
             raise
 
     async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
-        """Close a try whose outcome Snakemake knows.
+        """Close an attempt whose outcome Snakemake knows.
 
         `taken=False` marks outputs of a success that do not meet the rule's requirements.
         """
-        if outcome.try_id and not taken:
-            self._journal.spoiled(outcome.try_id)
-            [record] = self._journal.tries([outcome.try_id])
+        if outcome.attempt_id and not taken:
+            self._journal.spoiled(outcome.attempt_id)
+            [record] = self._journal.attempts([outcome.attempt_id])
             self.behind.ended(request, record, succeeded=False)
         self.place.in_use.used([*request.inputs, *(output.path for output in request.outputs)])
         if outcome.succeeded:
             self.local.touched(self._made(request))
             if taken:
                 self.behind.accepted(request)
-        if outcome.try_id:
+        if outcome.attempt_id:
             environment = self.planner.config.all_environments[request.environment]
             let_end = bool(environment.after_on_login)
             self.canceller.done(
-                outcome.try_id, outcome.site_job.split(), let_end=let_end,
+                outcome.attempt_id, outcome.site_job.split(), let_end=let_end,
                 succeeded=outcome.succeeded,
             )  # fmt: skip
 

@@ -175,7 +175,7 @@ class Stager(Holdings):
         """Upload new sources in one bundle.
 
         Remove sources that no longer exist here from the site, so that no job imports them, and
-        bundles with outdated sources. A source that the command of an open try names stays.
+        bundles with outdated sources. A source that the command of an open attempt names stays.
         """
         # Where an output stays at a place, what lies here under its name is no source.
         sources = [f for f in sources if not self._ledger.is_stored(f.path, here=False)]
@@ -221,7 +221,7 @@ class Stager(Holdings):
                 stored at this place, or at another one, from which they are brought.
             named: the inputs' paths as the rule names them, directories included.
             makes: paths of the job's outputs, or of the directories that it writes to.
-            own: small files for the script that only this try needs.
+            own: small files for the script that only this attempt needs.
             inline_limit: largest packed bundle for the script, in bytes.
             free: returns when nobody uses some paths any more, so that they can be removed; None to
                 leave what is in use.

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..common.humanize import humanize_size
 from ..jobs.markers import MOST_NEW, Marker, OutputEntry
 from ..jobs.paths import nearest
-from ..journal import TryRecord, UndeclaredFile, is_utf8
+from ..journal import AttemptRecord, UndeclaredFile, is_utf8
 from .compare import is_same_file
 from .request import JobRequest
 from .workflow_context import WorkflowContext
@@ -26,11 +26,11 @@ class UndeclaredFiles:
         self._notify = workflow.notify
         self._reported: set[str] = set()
 
-    async def conclude(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
+    async def conclude(self, request: JobRequest, record: AttemptRecord, marker: Marker) -> None:
         """Record the new files that a job's marker lists, and report them once for each rule.
 
-        Files that jobs of the run name, or that open tries of other runs make, are not among them,
-        nor are those of the project that another job has unpacked meanwhile.
+        Files that jobs of the run name, or that open attempts of other runs make, are not among
+        them, nor are those of the project that another job has unpacked meanwhile.
         """
         files, made = self._journal.files, {file.path: file.size for file in marker.files}
         new = [
@@ -43,7 +43,7 @@ class UndeclaredFiles:
                 os.path.lexists(self._workdir / entry.path)
                 or not (files.is_stored(entry.path) or files.remote_file(record.place, entry.path))
             )
-            and not any(  # an open try of another run makes it
+            and not any(  # an open attempt of another run makes it
                 other.makes and other.id != record.id
                 for other in files.conflicts(record.place, entry.path)
             )

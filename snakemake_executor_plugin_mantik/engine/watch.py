@@ -1,10 +1,10 @@
-"""Watch the tries at one site with one listing per cycle, however many tries there are.
+"""Watch the attempts at one site with one listing per cycle, however many attempts there are.
 
-The scheduler is queried only about overdue tries: those that have had no claim for some seconds, or
-miss a heartbeat. The interval of further queries depends on how long the try has been waiting and
-on how many others are queried. With the defaults, an end of a running job without a marker is
-usually known within half a minute if the scheduler reports it as abnormal. Long jobs get a longer
-lifetime at the site, whose default may be a day.
+The scheduler is queried only about overdue attempts: those that have had no claim for some seconds,
+or miss a heartbeat. The interval of further queries depends on how long the attempt has been
+waiting and on how many others are queried. With the defaults, an end of a running job without a
+marker is usually known within half a minute if the scheduler reports it as abnormal. Long jobs get
+a longer lifetime at the site, whose default may be a day.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from ..common.errors import (
 from ..config.settings import SiteSettings
 from ..jobs.paths import LIVE
 from ..jobs.reasons import Reason
-from ..journal import TryRecord
+from ..journal import AttemptRecord
 from ..sites.base import Entry, JobState, Phase, Site
 from .evidence import (
     LOOK,
@@ -36,38 +36,38 @@ from .evidence import (
     judge,
     list_claims,
     read_owner,
-    revoke_try,
+    revoke_attempt,
 )
 from .site_retry import TRANSIENT, SiteRetry
 
 FIRST_CHECK_S = 5.0
-"""Seconds from the submission to the first query about an unclaimed try."""
+"""Seconds from the submission to the first query about an unclaimed attempt."""
 _CHECK_GROWTH = 3.0
 _CHECK_S = 20.0
-"""Seconds between two queries about a try after the first few, unless it has waited for long or
-many tries are queried."""
+"""Seconds between two queries about an attempt after the first few, unless it has waited for long
+or many are queried."""
 SPACING_S = 0.5
-"""Seconds between two queries if each try takes a request of its own: the load on a site must not
-grow with the number of jobs."""
+"""Seconds between two queries if each attempt takes a request of its own: the load on a site must
+not grow with the number of jobs."""
 _WAITED_SHARE = 20.0
-"""A long-waiting try is queried again after a twentieth of the time that it has waited, ..."""
+"""A long-waiting attempt is queried again after a twentieth of the time that it has waited, ..."""
 _LONGEST_CHECK_S = 300.0
 """... but after at most this many seconds."""
 _TOGETHER_S = 5.0
-"""Tries that are due within this many seconds are queried together: a site may need one request for
-all of them."""
+"""Attempts that are due within this many seconds are queried together: a site may need one request
+for all of them."""
 _LATE_BEATS = 1.25
 """Heartbeat intervals after which a heartbeat is missing."""
 _DETAILS_AT_ONCE = 5
 """Most jobs per cycle to query for details, at a site whose states lag behind its scheduler's."""
 _OVER = (Finding.ENDED, Finding.LOST)
 _LONGEST_WAIT_S = 86400.0
-"""Longest wait before a try without a trace is submitted again. The wait starts at the configured
-one and doubles each time: the server may have forgotten a try that is in the scheduler's queue."""
+"""Longest wait before an attempt without a trace is submitted again. The wait starts at the
+configured one and doubles each time: the server may have forgotten one that is in the queue."""
 INTERRUPTED_WAIT_S = 15.0
-"""How long to wait for a trace of a try that an earlier process submitted: unlike a request that is
-still being answered, that one has arrived by now or never will. If it arrives late after all, the
-claim lets the try run once."""
+"""How long to wait for a trace of an attempt that an earlier process submitted: unlike a request
+that is still being answered, that one has arrived by now or never will. If it arrives late after
+all, the claim lets the attempt run once."""
 _MISTAKES = 5
 """Consecutive cycles that may fail on a bug of ours before the jobs get the error."""
 _EXTEND_AFTER_S = 60.0
@@ -77,7 +77,7 @@ _EXTEND_AGAIN_S = 7 * 86400.0
 and seconds between extensions. The site's default may be a day, after which it cancels the job.
 Each extension looks up ids that are still unknown."""
 _EXTEND_AT_ONCE = 500
-"""Most tries that one cycle extends: the next listing of all tries waits for this."""
+"""Most attempts that one cycle extends: the next listing of all attempts waits for this."""
 _EXTEND_REFUSED_S = 3600.0
 """Seconds before the next request if the site refused one, or while ids are still unknown."""
 
@@ -87,7 +87,7 @@ _Key = tuple[str, bool]
 
 @dataclass(kw_only=True)
 class Watched(Evidence):
-    """A watched try.
+    """A watched attempt.
 
     Attributes:
         sent: how often it was submitted; some ids may still be unknown.
@@ -101,7 +101,7 @@ class Watched(Evidence):
         revived: whether it has shown a sign of life after the site had reported its end.
     """
 
-    record: TryRecord
+    record: AttemptRecord
     future: "asyncio.Future[Evidence]"
     sent: int
     next_check: float
@@ -118,7 +118,7 @@ class Watched(Evidence):
 
     @property
     def key(self) -> _Key:
-        """Return its key: a try may be adopted while another job has it ended."""
+        """Return its key: an attempt may be adopted while another job has it ended."""
         return self.record.id, self.may_end is not None
 
     def lives(self) -> None:
@@ -127,7 +127,7 @@ class Watched(Evidence):
 
 
 class Watcher:
-    """Watch all tries at one site. Call all methods from the event loop's thread."""
+    """Watch all attempts at one site. Call all methods from the event loop's thread."""
 
     def __init__(
         self,
@@ -137,19 +137,20 @@ class Watcher:
         on_found: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
-        on_started: Callable[[TryRecord, bool], None] = lambda _, __: None,
-        on_logged: Callable[[TryRecord, int], None] = lambda _, __: None,
-        on_waiting: Callable[[TryRecord, str], None] = lambda _, __: None,
-        on_pending: Callable[[TryRecord, str, JobState], None] = lambda _, __, ___: None,
+        on_started: Callable[[AttemptRecord, bool], None] = lambda _, __: None,
+        on_logged: Callable[[AttemptRecord, int], None] = lambda _, __: None,
+        on_waiting: Callable[[AttemptRecord, str], None] = lambda _, __: None,
+        on_pending: Callable[[AttemptRecord, str, JobState], None] = lambda _, __, ___: None,
     ) -> None:
-        """Make a watcher, which looks at the site as long as tries are watched.
+        """Make a watcher, which looks at the site as long as attempts are watched.
 
-        It calls `on_found` with a try's id and a job id of the site that was found for it;
-        `on_started` with a try when it is first seen to run, and whether it began since it was
-        watched or submitted; `on_logged` at each look with each try that logs live, and the bytes
-        logged; `on_waiting` whenever the scheduler's reason changes why a try cannot start, which
-        is empty if it only waits its turn, or has started; `on_pending` whenever the reason changes
-        why it has not started, its turn among the reasons, or the start that the scheduler expects.
+        It calls `on_found` with an attempt's id and a job id of the site that was found for it;
+        `on_started` with an attempt when it is first seen to run, and whether it began since it was
+        watched or submitted; `on_logged` at each look with each attempt that logs live, and the
+        bytes logged; `on_waiting` whenever the scheduler's reason changes why an attempt cannot
+        start, which is empty if it only waits its turn, or has started; `on_pending` whenever the
+        reason changes why it has not started, its turn among the reasons, or the start that the
+        scheduler expects.
         """
         self._site = site
         self._on_logged = on_logged
@@ -169,14 +170,14 @@ class Watcher:
 
     def watch(
         self,
-        record: TryRecord,
+        record: AttemptRecord,
         ids: Iterable[str],
         *,
         sent: int = 1,
         live: bool = False,
         interrupted: bool = False,
     ) -> "asyncio.Future[Evidence]":
-        """Watch a try; return a future of the evidence with which it ends.
+        """Watch an attempt; return a future of the evidence with which it ends.
 
         `ids` are empty if the submission's fate is unknown. For `sent` and `live` see `Watched`.
         `interrupted` is set if an earlier process submitted it and may have died meanwhile.
@@ -195,8 +196,8 @@ class Watcher:
             self._add(watched)
         return watched.future
 
-    def stop(self, record: TryRecord, ids: Iterable[str], *, revoked: bool) -> Watched:
-        """Watch a try that has started, and that the site was asked to end now.
+    def stop(self, record: AttemptRecord, ids: Iterable[str], *, revoked: bool) -> Watched:
+        """Watch an attempt that has started, and that the site was asked to end now.
 
         `revoked` says whether its claim was replaced, since it had been purged.
         """
@@ -207,7 +208,7 @@ class Watcher:
         self._add(watched)
         return watched
 
-    def _new(self, record: TryRecord, ids: Iterable[str], sent: int) -> Watched:
+    def _new(self, record: AttemptRecord, ids: Iterable[str], sent: int) -> Watched:
         now = self._clock()
         return Watched(
             record=record, future=asyncio.get_running_loop().create_future(), ids=list(ids),
@@ -222,23 +223,23 @@ class Watcher:
             self._running = asyncio.create_task(self._run())
 
     def count(self) -> tuple[int, int]:
-        """Return how many watched tries run, and how many wait. Any thread may call this method."""
+        """Return how many watched attempts run, and how many wait. Any thread may call this."""
         watched = list(self._watched.values())
         running = sum(each.claimed for each in watched)
         return running, len(watched) - running
 
-    def forget(self, try_id: str) -> bool:
-        """Stop watching a try that is not being ended; return whether it has been seen to run."""
-        watched = self._watched.get((try_id, False))
+    def forget(self, attempt_id: str) -> bool:
+        """Stop watching an attempt that is not being ended; return whether it was seen to run."""
+        watched = self._watched.get((attempt_id, False))
         if watched is None:
             return False
         self.drop(watched)
         watched.future.cancel()
         return watched.claimed
 
-    def has_started(self, try_id: str) -> bool:
-        """Return whether a try is watched that has been seen to run."""
-        watched = self._watched.get((try_id, False))
+    def has_started(self, attempt_id: str) -> bool:
+        """Return whether an attempt is watched that has been seen to run."""
+        watched = self._watched.get((attempt_id, False))
         return watched is not None and watched.claimed
 
     def drop(self, watched: Watched) -> None:
@@ -257,7 +258,7 @@ class Watcher:
         return min(max(self._settings.timing.poll_min_s, quiet / 10), self._settings.poll_s)
 
     def close(self) -> None:
-        """Stop looking; the tries that are still watched do not end."""
+        """Stop looking; the attempts that are still watched do not end."""
         if self._running is not None:
             self._running.cancel()
 
@@ -278,14 +279,14 @@ class Watcher:
             else:
                 mistakes = 0
                 self._retry.answered()
-            # A new try is worth an early look, but never more often than the shortest interval.
+            # A new attempt is worth an early look, but never more often than the shortest interval.
             await asyncio.sleep(self._settings.timing.poll_min_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.interval() - self._settings.timing.poll_min_s):
                     await self._wake.wait()
 
     def fail(self, error: Exception) -> None:
-        """Stop watching all tries; raise `error` where their ends are awaited."""
+        """Stop watching all attempts; raise `error` where their ends are awaited."""
         for watched in self._watched.values():
             if not watched.future.done():
                 watched.future.set_exception(error)
@@ -293,24 +294,26 @@ class Watcher:
         self._watched.clear()
 
     async def cycle(self) -> None:
-        """List the open buckets once, query the scheduler about overdue tries, extend lifetimes.
+        """List the open buckets once, query the scheduler about overdue attempts, extend lifetimes.
 
         Raises:
-            SiteError: the site did not answer for some tries; these are still watched.
+            SiteError: the site did not answer for some attempts; these are still watched.
         """
         self.cycles += 1
         await self._look(list(self._watched.values()))
         await self._examine(list(self._watched.values()))
         await self._extend(list(self._watched.values()))
 
-    async def _look(self, tries: Iterable[Watched]) -> None:
-        """List the buckets of `tries`, each once.
+    async def _look(self, attempts: Iterable[Watched]) -> None:
+        """List the buckets of `attempts`, each once.
 
         Raises:
             SiteError: a bucket could not be listed; the others have been.
         """
         failed: SiteError | None = None
-        for bucket, directory in {w.record.bucket: w.record.paths.tries for w in tries}.items():
+        for bucket, directory in {
+            w.record.bucket: w.record.paths.attempts for w in attempts
+        }.items():
             try:
                 entries = await list_claims(self._site, self._retry, directory)
                 self._see(bucket, entries)
@@ -323,19 +326,19 @@ class Watcher:
         now, markers = self._clock(), find_markers(entries)
         self._last[bucket] = now, markers
         for watched in [w for w in self._watched.values() if w.record.bucket == bucket]:
-            try_id = watched.record.id
-            alive = watched.see(try_id, entries, now, 2.0 * self._settings.poll_s)
-            if try_id in markers:
-                watched.mark(*markers[try_id])
+            attempt_id = watched.record.id
+            alive = watched.see(attempt_id, entries, now, 2.0 * self._settings.poll_s)
+            if attempt_id in markers:
+                watched.mark(*markers[attempt_id])
                 self._waits_no_more(watched)
             found = judge(watched, now, self._settings)
             if found in (Finding.MARKER, Finding.REVOKED):
                 self._end(watched, found)
                 continue
-            watched.began |= try_id not in entries
+            watched.began |= attempt_id not in entries
             if alive:
                 self._alive(watched)
-            if watched.live and (live := entries.get(f"{try_id}{LIVE}")):
+            if watched.live and (live := entries.get(f"{attempt_id}{LIVE}")):
                 self._on_logged(watched.record, live.size)
 
     def _alive(self, watched: Watched) -> None:
@@ -360,10 +363,10 @@ class Watcher:
 
     # Lifetimes at the site
 
-    async def _extend(self, tries: Iterable[Watched]) -> None:
+    async def _extend(self, attempts: Iterable[Watched]) -> None:
         """Keep the site from ending jobs whose lifetime there is over."""
         now = self._clock()
-        due = [w for w in tries if now >= w.next_extension][:_EXTEND_AT_ONCE]
+        due = [w for w in attempts if now >= w.next_extension][:_EXTEND_AT_ONCE]
         for watched in due:
             watched.next_extension = now + _EXTEND_AFTER_S
         unsure = [w for w in due if len(w.ids) < w.sent]
@@ -386,7 +389,7 @@ class Watcher:
     # What the scheduler says
 
     def _overdue(self, watched: Watched, now: float) -> bool:
-        # With many buckets the last listing of one may be older than the try.
+        # With many buckets the last listing of one may be older than the attempt.
         if now < watched.next_check or not watched.looked:
             return False
         if watched.may_end is not None:
@@ -396,16 +399,16 @@ class Watcher:
             or watched.silent > _LATE_BEATS * self._settings.timing.script.heartbeat_s
         )
 
-    async def _examine(self, tries: Iterable[Watched]) -> None:
-        """Query the scheduler about those of `tries` that are overdue.
+    async def _examine(self, attempts: Iterable[Watched]) -> None:
+        """Query the scheduler about those of `attempts` that are overdue.
 
         Raises:
-            SiteError: the site did not answer; the tries that this concerns are still watched.
+            SiteError: the site did not answer; the attempts that this concerns are still watched.
         """
-        now, tries = self._clock(), list(tries)
-        if not any(self._overdue(watched, now) for watched in tries):
+        now, attempts = self._clock(), list(attempts)
+        if not any(self._overdue(watched, now) for watched in attempts):
             return
-        overdue = [watched for watched in tries if self._overdue(watched, now + _TOGETHER_S)]
+        overdue = [watched for watched in attempts if self._overdue(watched, now + _TOGETHER_S)]
         for watched in overdue:
             watched.next_check = now + watched.check_delay
         known = await self._identify(overdue)
@@ -433,24 +436,24 @@ class Watcher:
             await self._each([w for w in over if w.shown], self._explain)
 
     async def _each(
-        self, tries: Sequence[Watched], act: Callable[[Watched], Awaitable[bool]]
+        self, attempts: Sequence[Watched], act: Callable[[Watched], Awaitable[bool]]
     ) -> list[Watched]:
-        """Call `act` for all tries; return those for which it returns True.
+        """Call `act` for all attempts; return those for which it returns True.
 
         An error of one does not stop the others. Errors other than the site's are raised after all
         have been called.
         """
-        answers = await asyncio.gather(*map(act, tries), return_exceptions=True)
+        answers = await asyncio.gather(*map(act, attempts), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, SiteError):
                 self._retry.failed(answer)
             elif isinstance(answer, BaseException):
                 raise answer
-        return [w for w, yes in zip(tries, answers, strict=True) if yes is True]
+        return [w for w, yes in zip(attempts, answers, strict=True) if yes is True]
 
-    async def _identify(self, tries: Sequence[Watched]) -> list[Watched]:
-        """Look up the owners and ids of tries; return the tries that can be queried."""
-        known = await self._each(tries, self._own)
+    async def _identify(self, attempts: Sequence[Watched]) -> list[Watched]:
+        """Look up the owners and ids of attempts; return the attempts that can be queried."""
+        known = await self._each(attempts, self._own)
         incomplete = {w.record.id: w for w in known if len(w.ids) < w.sent}
         if not incomplete:
             return known
@@ -466,11 +469,11 @@ class Watcher:
                 f" without looking for them; each job still runs only once. {error}"
             )
             return known
-        for try_id, site_jobs in found.items():
-            ids = incomplete[try_id].ids
+        for attempt_id, site_jobs in found.items():
+            ids = incomplete[attempt_id].ids
             for site_job in [i for i in site_jobs if i not in ids]:
                 ids.append(site_job)
-                self._on_found(try_id, site_job)
+                self._on_found(attempt_id, site_job)
         return known
 
     async def _own(self, watched: Watched) -> bool:
@@ -478,8 +481,8 @@ class Watcher:
             watched.owner = await read_owner(self._site, watched.record)
         return True
 
-    async def _states(self, tries: list[Watched]) -> dict[str, JobState]:
-        ids = [job_id for watched in tries for job_id in watched.ids]
+    async def _states(self, attempts: list[Watched]) -> dict[str, JobState]:
+        ids = [job_id for watched in attempts for job_id in watched.ids]
         if not ids:
             return {}
         try:
@@ -489,11 +492,11 @@ class Watcher:
                 raise
             return {}  # it lists directories, but has no states of these jobs
         if self._site.states_lag:
-            return states | await self._current(tries, states)
+            return states | await self._current(attempts, states)
         return states
 
     async def _current(
-        self, tries: list[Watched], states: dict[str, JobState]
+        self, attempts: list[Watched], states: dict[str, JobState]
     ) -> dict[str, JobState]:
         """Return the scheduler's own states of some jobs that the site does not report as ended.
 
@@ -505,7 +508,7 @@ class Watcher:
             known = ((i, s) for i, s in found if s.phase is not Phase.UNKNOWN or s.scheduler_id)
             return [i for i, s in known if s.phase is not Phase.ENDED]
 
-        doubtful = [w for w in tries if (w.claimed or w.waited >= _CHECK_S) and open_ids(w)]
+        doubtful = [w for w in attempts if (w.claimed or w.waited >= _CHECK_S) and open_ids(w)]
         doubtful.sort(key=lambda w: (not w.claimed, w.detailed))
         current: dict[str, JobState] = {}
 
@@ -522,7 +525,7 @@ class Watcher:
         return current
 
     def _report_waiting_reason(self, watched: Watched, states: Mapping[str, JobState]) -> bool:
-        """Report a new reason why a try cannot start; return whether it never will."""
+        """Report a new reason why an attempt cannot start; return whether it never will."""
         known = [states[i] for i in watched.ids if i in states]
         waiting = [state for state in known if state.phase is Phase.WAITING]
         reasons = [state.waits for state in waiting if state.waits is not None]
@@ -537,11 +540,11 @@ class Watcher:
         if why != watched.waits:
             watched.waits = why
             self._on_waiting(watched.record, why)
-            return False  # a single odd answer must not end a try
+            return False  # a single odd answer must not end an attempt
         return all(state.never for state in waiting)
 
     async def _give_up(self, watched: Watched) -> bool:
-        """End a try that would wait for ever, unless it has started after all."""
+        """End an attempt that would wait for ever, unless it has started after all."""
         if not await self._certain(watched):
             return False
         with suppress(SiteNotFound, SiteRejected):
@@ -552,23 +555,23 @@ class Watcher:
         return True
 
     async def _certain(self, watched: Watched) -> bool:
-        """Revoke a try that has not started; return False if it has started after all.
+        """Revoke an attempt that has not started; return False if it has started after all.
 
         For one that has started, make the file system show a marker that may be there already.
         """
         if watched.claimed:
             with suppress(SiteRejected):  # no room, for example: rely on a listing with the claim
-                await self._site.put(f"{watched.record.paths.tries}/{LOOK}", b"\n")
+                await self._site.put(f"{watched.record.paths.attempts}/{LOOK}", b"\n")
             return True
         watched.revoked = True
-        if await revoke_try(self._site, watched.record):
+        if await revoke_attempt(self._site, watched.record):
             return True
         watched.lives()
         self._alive(watched)
         return False
 
     async def _explain(self, watched: Watched) -> bool:
-        """End a try with the scheduler's state, in detail where it has details."""
+        """End an attempt with the scheduler's state, in detail where it has details."""
         finding = judge(watched, self._clock(), self._settings)
         if watched.future.done() or finding not in _OVER:
             return False
@@ -592,6 +595,6 @@ def _is_silent(error: SiteError) -> bool:
 
 
 def _longest_delay(watched: Watched, number: int) -> float:
-    """Return the most seconds until the next query about a try, with `number` tries queried now."""
+    """Return the most seconds to the next query about an attempt, with `number` queried now."""
     passed = watched.silent if watched.claimed else watched.waited
     return min(_LONGEST_CHECK_S, max(_CHECK_S, SPACING_S * number, passed / _WAITED_SHARE))

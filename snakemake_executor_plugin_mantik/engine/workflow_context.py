@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..journal import Journal, TryRecord
+from ..journal import AttemptRecord, Journal
 from ..sites.base import Site
 from .site_retry import SiteRetry
 from .transfer_meter import TransferMeter
@@ -20,8 +20,8 @@ class WorkflowContext:
     Attributes:
         state: our own local directory: files in transfer, logs.
         notify: writes a line to the user's log.
-        give_up: ends tries, at whatever site of this run, and makes certain that they never run;
-            tries at other sites are left behind there, with a message.
+        give_up: ends attempts, at whatever site of this run, and makes certain that they never run;
+            attempts at other sites are left behind there, with a message.
         meter: measures the transfers.
     """
 
@@ -29,7 +29,7 @@ class WorkflowContext:
     workdir: Path
     state: Path
     notify: Callable[[str], None]
-    give_up: Callable[[Sequence[TryRecord]], Awaitable[None]]
+    give_up: Callable[[Sequence[AttemptRecord]], Awaitable[None]]
     meter: TransferMeter = field(default_factory=TransferMeter)
 
     @property

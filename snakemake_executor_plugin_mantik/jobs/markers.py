@@ -1,4 +1,4 @@
-"""Read a marker: how a try ended, which files it made, and its small outputs.
+"""Read a marker: how an attempt ended, which files it made, and its small outputs.
 
 A marker is a gzipped tar that a job script writes last (`outputs.sh`): `meta` (lines of
 key=value), `missing` (inputs) and `lacking` (outputs), `files` (records of what the job made, all
@@ -42,7 +42,7 @@ FilePlace = Literal["marker", "archive", "alone", "stored", "none"]
 
 
 class MarkerInvalid(TransferError):  # noqa: N818 - reads as what it says
-    """The marker is truncated, damaged or another try's; read it again."""
+    """The marker is truncated, damaged or another attempt's; read it again."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class OutputEntry:
 
 @dataclass(frozen=True)
 class Marker:
-    """How a try ended, as its script reports it.
+    """How an attempt ended, as its script reports it.
 
     Times are seconds since the epoch on the node's clock: compare them only with each other.
 
@@ -87,7 +87,7 @@ class Marker:
             started, but `inputs` if inputs were replaced while it ran.
         signal: the signal that a job which failed had received (`TERM`, `INT`, `HUP`); empty for
             none.
-        started, ended: when the try won its claim; when the command and the clean-up were over.
+        started, ended: when the attempt won its claim; when the command and the clean-up were over.
         host: name of the node, the first one of several.
         nodes: the names of all nodes of a segment, as its scheduler writes them; empty if unknown.
         scheduler_job: the scheduler's id of the job, or node and process id.
@@ -153,11 +153,11 @@ class Marker:
                 yield entry, self._small[entry.path]
 
 
-def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
-    """Read the marker of the try `try_id`, whose name holds `exit_code`.
+def read_marker(content: bytes, *, attempt_id: str, exit_code: int) -> Marker:
+    """Read the marker of the attempt `attempt_id`, whose name holds `exit_code`.
 
     Empty content, or the claim's, is a bare marker. Raises `MarkerInvalid` if the content is
-    truncated, damaged, inconsistent, another try's or of an unknown version.
+    truncated, damaged, inconsistent, another attempt's or of an unknown version.
     """
     if not content or content.startswith(_CLAIM):
         return Marker(exit_code=exit_code, bare=True)
@@ -166,8 +166,8 @@ def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
     meta = {key: value for key, _, value in (line.partition("=") for line in lines)}
     if meta.get("version") != "1":
         raise _invalid(f"it has the unknown version {meta.get('version')!r}")
-    if meta.get("try") != try_id or meta.get("exit_code") != str(exit_code):
-        raise _invalid("it belongs to another try or exit code")
+    if meta.get("attempt") != attempt_id or meta.get("exit_code") != str(exit_code):
+        raise _invalid("it belongs to another attempt or exit code")
     facts = Marker(
         exit_code=exit_code,
         bare="files" not in meta,

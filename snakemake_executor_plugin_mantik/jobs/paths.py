@@ -1,15 +1,15 @@
-"""Build every path of a try at a site, relative to the workspace.
+"""Build every path of an attempt at a site, relative to the workspace.
 
 The workspace mirrors the workflow's working directory; the executor's own files are in `.mantik/`:
 
-    .mantik/tries/<bucket>/<try>            claim: a file, or a directory when the try is revoked
-    .mantik/tries/<bucket>/<try>.<code>     marker: how the try ended
-    .mantik/tries/<bucket>/<try>.live       its size is the amount that the job has logged
-    .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking of a try, what its
-                                            script reads as files, and in live/ what it has logged,
-                                            while it runs
-    .mantik/secrets/<try>                   secrets of a try, until it reads them; the directory is
-                                            closed to others, whatever mode an upload gives the file
+    .mantik/attempts/<bucket>/<id>          claim: a file, or a directory if it is revoked
+    .mantik/attempts/<bucket>/<id>.<code>   marker: how the attempt ended
+    .mantik/attempts/<bucket>/<id>.live     its size is the amount that the job has logged
+    .mantik/work/<bucket>/<id>/             log, archive of outputs, unpacking of an attempt, what
+                                            its script reads as files, and in live/ what it has
+                                            logged, while it runs
+    .mantik/secrets/<id>                    secrets of an attempt, until it reads them; the folder
+                                            is closed to others, whatever mode an upload gives it
     .mantik/files/<checksum>/<name>         generated files that a job needs
     .mantik/up/<n>                          link to the directory n above; files from as far above
                                             the working directory have paths below it
@@ -32,9 +32,9 @@ The workspace is the innermost of several directories, so that a script finds `.
 
     up3/up2/up1/workdir                     below the directory that the site's config names
 
-One listing of a bucket of `tries` shows the state of all its tries: claimed, alive (the claim
-grows), revoked, or ended with an exit code. A bucket whose tries are all done is removed with two
-or three requests.
+One listing of a bucket of `attempts` shows the state of all its attempts: claimed, alive (the claim
+grows), revoked, or ended with an exit code. A bucket whose attempts are all done is removed with
+two or three requests.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ WORKSPACE = "/WORKSPACE"
 """Placeholder for the path of a workspace that is not known yet."""
 OURS = ".mantik"
 PLACE = f"{OURS}/place"
-TRIES = f"{OURS}/tries"
+ATTEMPTS = f"{OURS}/attempts"
 WORK = f"{OURS}/work"
 BUNDLES = f"{OURS}/bundles"
 KEPT = "kept/"
@@ -81,31 +81,31 @@ BELOW_TOP = posixpath.join("/", *_WAY[1:])
 """The way to the workspace from `workspace_top`."""
 _ABOVE = re.compile(rf"{re.escape(UP)}/(?P<up>[0-9])(?:/(?P<rest>.*))?", re.DOTALL)
 
-_TRY_ID = re.compile(r"[0-9a-f-]{36}")
-_MARKER_NAME = re.compile(r"(?P<try>[0-9a-f-]{36})\.(?P<code>[0-9]{1,3})")
+_ATTEMPT_ID = re.compile(r"[0-9a-f-]{36}")
+_MARKER_NAME = re.compile(r"(?P<attempt>[0-9a-f-]{36})\.(?P<code>[0-9]{1,3})")
 
 
 @dataclass(frozen=True)
-class TryPaths:
-    """The paths of one try.
+class AttemptPaths:
+    """The paths of one attempt.
 
     Attributes:
-        bucket: number of the bucket that the journal put the try in.
-        try_id: the try's UUID, in its 36-character form.
+        bucket: number of the bucket that the journal put the attempt in.
+        attempt_id: the attempt's UUID, in its 36-character form.
     """
 
     bucket: int
-    try_id: str
+    attempt_id: str
 
     @property
-    def tries(self) -> str:
-        """The directory to list in order to watch the try."""
-        return f"{TRIES}/{self.bucket}"
+    def attempts(self) -> str:
+        """The directory to list in order to watch the attempt."""
+        return f"{ATTEMPTS}/{self.bucket}"
 
     @property
     def claim(self) -> str:
-        """The claim: a file, or a directory if the try is revoked."""
-        return f"{self.tries}/{self.try_id}"
+        """The claim: a file, or a directory if the attempt is revoked."""
+        return f"{self.attempts}/{self.attempt_id}"
 
     def marker(self, exit_code: int) -> str:
         return f"{self.claim}.{exit_code}"
@@ -117,11 +117,11 @@ class TryPaths:
 
     @property
     def work(self) -> str:
-        return f"{WORK}/{self.bucket}/{self.try_id}"
+        return f"{WORK}/{self.bucket}/{self.attempt_id}"
 
     @property
     def log(self) -> str:
-        """Standard output and standard error of the try, together."""
+        """Standard output and standard error of the attempt, together."""
         return f"{self.work}/log"
 
     @property
@@ -145,7 +145,7 @@ class TryPaths:
     @property
     def secrets(self) -> str:
         """Shell assignments of the secrets; of mode 0600, removed by the job."""
-        return f"{SECRETS}/{self.try_id}"
+        return f"{SECRETS}/{self.attempt_id}"
 
 
 def bundle_path(bundle: str) -> str:
@@ -257,12 +257,12 @@ def _climb(above: re.Match[str]) -> str:
     return posixpath.join("../" * int(above["up"]), above["rest"] or "").rstrip("/")
 
 
-def is_try_id(name: str) -> bool:
+def is_attempt_id(name: str) -> bool:
     """Return whether a name in a bucket is that of a claim, or of a directory that revokes one."""
-    return _TRY_ID.fullmatch(name) is not None
+    return _ATTEMPT_ID.fullmatch(name) is not None
 
 
 def parse_marker_name(name: str) -> tuple[str, int] | None:
-    """Return the try's UUID and the exit code in a marker's name; None for other names."""
+    """Return the attempt's UUID and the exit code in a marker's name; None for other names."""
     match = _MARKER_NAME.fullmatch(name)
-    return (match["try"], int(match["code"])) if match else None
+    return (match["attempt"], int(match["code"])) if match else None

@@ -190,7 +190,7 @@ class PooledJob:
 
     Attributes:
         order: the jobs with lower numbers are taken first.
-        bucket: of the job's marker (`paths.TryPaths`).
+        bucket: of the job's marker (`paths.AttemptPaths`).
         behind: the jobs that have to end, in whatever way, before it starts, as BUCKET/TAG.
     """
 
@@ -250,7 +250,7 @@ def pack_jobs(jobs: Sequence[PooledJob]) -> tuple[str, bytes]:
 
 
 def unpack_marks(content: bytes) -> dict[str, bytes]:
-    """Return the markers in a file of them, by their paths below `paths.TRIES`.
+    """Return the markers in a file of them, by their paths below `paths.ATTEMPTS`.
 
     A listing may show a file shorter than it is: a marker that is cut off is left out.
     """

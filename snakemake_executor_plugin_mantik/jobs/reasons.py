@@ -62,7 +62,7 @@ def parse_reasons(names: str) -> frozenset[Reason]:
     if wrong or not given:
         found = f"{', '.join(map(repr, wrong))} is not a reason" if wrong else "no reason is given"
         raise UserError(
-            f"{found} for a failed try",
+            f"{found} for a failed attempt",
             do=f"Use one or more of {', '.join(known)}, separated by commas",
         )
     return frozenset(known[name] for name in given)

@@ -38,7 +38,7 @@ CHECKPOINT: Final = "checkpoint"
 
 STEPS: Final = (
     "workspace",  # enter the workspace
-    PREDECESSORS,  # check that the tries that make inputs have succeeded
+    PREDECESSORS,  # check that the attempts that make inputs have succeeded
     "secrets",  # read and remove the file of secrets
     "bundles",  # unpack uploaded and inline bundles
     "inputs",  # check that all inputs have the content that the job was submitted for
@@ -84,7 +84,7 @@ _HEAD = """\
 #!/bin/bash
 # Job: {title}
 #
-# Runs one try of a job for the mantik executor of Snakemake. What follows is its data; what all
+# Runs one attempt of a job for the mantik executor of Snakemake. What follows is its data; what all
 # jobs do is in the library in the workspace that the last lines read.
 """
 _TAIL = """\
@@ -103,7 +103,7 @@ exit 0  # the workspace was purged: the job is submitted again
 
 @dataclass(frozen=True)
 class Script:
-    """What runs a try: the script to submit, and files that must be in the workspace before it.
+    """What runs an attempt: the script to submit, and what must be in the workspace before it.
 
     Attributes:
         text: bash.
@@ -115,7 +115,7 @@ class Script:
 
 
 def render_script(spec: JobSpec) -> Script:
-    """Write the bash script that runs the try `spec`; the same spec gives the same script.
+    """Write the bash script that runs the attempt `spec`; the same spec gives the same script.
 
     Raises `UserError` for a NUL character, an invalid name of a variable, and a variable of more
     than `VARIABLE_BYTES`.
@@ -150,8 +150,8 @@ def _data(spec: JobSpec) -> Iterator[str]:
     yield _set("workspace", spec.workspace)
     if workspace_root(spec.workspace) != spec.workspace:
         yield f"_m_ups=({' '.join(map(str, UPS))})"
-    yield _set("try", paths.try_id)
-    yield _set("tries", paths.tries)
+    yield _set("attempt", paths.attempt_id)
+    yield _set("attempts", paths.attempts)
     yield _set("claim", paths.claim)
     yield _set("work", paths.work)
     yield _set("identity", spec.identity) or "_m_identity="

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from .paths import TryPaths
+from .paths import AttemptPaths
 
 AUTO: Final = "auto"
 """The queue that leaves the choice to the executor."""
@@ -184,7 +184,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Predecessor:
-    """A try that has to succeed before another one runs, because it makes some of its inputs.
+    """An attempt that has to succeed before another one runs, because it makes some of its inputs.
 
     Attributes:
         paths: its own paths.
@@ -193,7 +193,7 @@ class Predecessor:
             is the job itself, it makes at least some of `makes`.
     """
 
-    paths: TryPaths
+    paths: AttemptPaths
     makes: tuple[str, ...]
     code: int = 0
 
@@ -217,7 +217,7 @@ class LiveDirectory:
 
 @dataclass(frozen=True)
 class Segment:
-    """One of several tries in a row that continue a job past its walltime (`segment.sh`).
+    """One of several attempts in a row that continue a job past its walltime (`segment.sh`).
 
     Attributes:
         number: counts from 0.
@@ -235,7 +235,7 @@ class Segment:
     checkpoint: tuple[str, ...]
     runtime_s: int
     warn_s: float
-    before: TryPaths | None = None
+    before: AttemptPaths | None = None
 
 
 @dataclass(frozen=True)
@@ -273,10 +273,10 @@ class ScriptLimits:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Everything that the script and the submission of one try are made from.
+    """Everything that the script and the submission of one attempt are made from.
 
     Attributes:
-        paths: the try's own paths.
+        paths: the attempt's own paths.
         workspace: absolute path of the workspace at the site.
         name: readable name (rule and wildcards), any text; each site shortens it as needed.
         command: argument of the shell's `-c`, prefix and suffix included.
@@ -291,7 +291,7 @@ class JobSpec:
         inline: a gzipped tar inside the script, unpacked after `bundles`; empty for none.
         numbers: by path, the number of the content in `bundles` or `inline`, if it has one: an
             older content never replaces a newer one.
-        term: term of the controller that submits the try (`engine.leases`); 0 for none.
+        term: term of the controller that submits the attempt (`engine.leases`); 0 for none.
         identity: a line that tells which job it is (`journal.encode_identity`), for its claim.
         secrets: names of the variables that the file of secrets sets.
         benchmark: how to measure the command, if at all; `command` is then that of the first run.
@@ -304,12 +304,12 @@ class JobSpec:
             it a link to the workspace itself; empty if there is none.
         datasets: absolute paths of files and directories at the site that the command reads:
             containers see them, read-only.
-        after: the tries that make inputs which did not exist when the try was submitted. The
+        after: the attempts that make inputs which did not exist when the attempt was submitted. The
             command starts only if all of them have succeeded.
         segment: how the job goes on past its walltime, if it may.
     """
 
-    paths: TryPaths
+    paths: AttemptPaths
     workspace: str
     name: str
     command: str

@@ -3,8 +3,8 @@
 One SQLite file per workflow directory, `.snakemake/mantik/journal.sqlite`, used by one controller
 at a time (a lock that dies with its process). Every write is a transaction of its own that survives
 kill -9 when the method returns. Writes before a submission also survive power loss: the next
-controller knows each try that may exist at a site. Later writes may be lost then; their facts are
-queried from the site again. A spare file holds the facts that must survive a damaged journal.
+controller knows each attempt that may exist at a site. Later writes may be lost then; their facts
+are queried from the site again. A spare file holds the facts that must survive a damaged journal.
 Readers (`smk-mantik jobs`) may read at any time.
 """
 
@@ -15,11 +15,11 @@ from .history import (
     StoredOutputs,
     is_controlled,
     read_allocations,
+    read_attempts,
     read_history,
     read_last_allocations,
     read_members,
     read_stored,
-    read_tries,
     read_undeclared,
     read_workflow,
     require_journal,
@@ -29,6 +29,8 @@ from .records import (
     UNTIMED,
     WENT_ON,
     Asked,
+    AttemptRecord,
+    AttemptState,
     Event,
     EventKind,
     FileRecord,
@@ -36,8 +38,6 @@ from .records import (
     SnakemakeRun,
     StoredOutput,
     Times,
-    TryRecord,
-    TryState,
     UndeclaredFile,
     Used,
     content_name,
@@ -46,9 +46,9 @@ from .records import (
     is_utf8,
     job_name,
     read_events,
-    sent_try_ids,
+    sent_attempt_ids,
     turn_of,
 )
 from .schema import decode_identity
-from .tracked import GOES_ON, TrackedTry, read_adopted, read_tracked
+from .tracked import GOES_ON, TrackedAttempt, read_adopted, read_tracked
 from .uses import read_uses

@@ -2,9 +2,10 @@
 
 One line of JSON per fact, append-only; a damaged line loses one fact and no other. A fact holds the
 rows of one subject; the last one counts, and one without rows says that nothing is left to know. It
-holds what no site can report: the workflow's name, the paths of its workspaces, the tries that may
-be there, and the stored outputs. The progress of tries is queried from the sites again. The file is
-rewritten at each start, so that it holds little more than open tries and stored outputs.
+holds what no site can report: the workflow's name, the paths of its workspaces, the attempts that
+    may
+be there, and the stored outputs. The progress of attempts is queried from the sites again. The file
+is rewritten at each start, so that it holds little more than open attempts and stored outputs.
 """
 
 import json
@@ -22,7 +23,7 @@ _FILE = "journal.spare"
 Row = tuple[str, Mapping[str, Any]]
 """A table and the columns of one of its rows."""
 Subject = tuple[str, str]
-"""`WORKFLOW`; or `site`, `number` (of a place), `try` or `stored`, and its name."""
+"""`WORKFLOW`; or `site`, `number` (of a place), `attempt` or `stored`, and its name."""
 WORKFLOW: Final[Subject] = ("workflow", "")
 Facts = dict[Subject, list[Row]]
 """The rows of each subject that a spare knows; the first one is its own."""

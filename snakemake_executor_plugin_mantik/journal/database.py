@@ -312,20 +312,20 @@ class Database(Tables):
                   if kind == "stored"}  # fmt: skip
         self.learned = {path for path, place in places.items() if place != LOST}
         count = sum(place not in ("", LOST) for place in places.values())
-        tries = sum(kind == "try" for kind, _ in known)
+        attempts = sum(kind == "attempt" for kind, _ in known)
         lost = lost_facts_message(self._lost_facts)
         self.remark = (
             f"The journal was {what}. It has been restored from its spare. Jobs to look for at"
-            f" the sites: {tries}.{f' Outputs that stay there: {count}.' if count else ''} Files"
+            f" the sites: {attempts}.{f' Outputs that stay there: {count}.' if count else ''} Files"
             f" are uploaded again.{lost}"
         )
 
     def _lags(self, known: backup.Facts) -> bool:
         """Return whether the spare knows of submissions or runs that the journal does not know."""
-        sent = set(self.column("SELECT id FROM tries WHERE state <> 'planned'"))
+        sent = set(self.column("SELECT id FROM attempts WHERE state <> 'planned'"))
         mine = dict(self.db.execute("SELECT place, number FROM places"))
         return any(
-            (kind == "try" and name not in sent)
+            (kind == "attempt" and name not in sent)
             or (kind == "number" and rows[0][1]["number"] > mine.get(name, 0))
             for (kind, name), rows in known.items()
         )
@@ -454,7 +454,7 @@ def insert(
 def fill(db: sqlite3.Connection, known: backup.Facts) -> None:
     """Add facts to tables that do not know them.
 
-    Each try counts as possibly known to its site. What was uploaded since is unknown, and so is
+    Each attempt counts as possibly known to its site. What was uploaded since is unknown, and so is
     what runs have done since: the place is asked (`engine.leases`).
     """
     for (kind, name), rows in known.items():
@@ -467,9 +467,9 @@ def fill(db: sqlite3.Connection, known: backup.Facts) -> None:
                 (name, rows[0][1]["number"]),
             )
             continue
-        if kind == "try":
-            db.execute("DELETE FROM tries WHERE id = ? AND state = 'planned'", (name,))
-            if db.execute("SELECT 1 FROM tries WHERE id = ?", (name,)).fetchone():
+        if kind == "attempt":
+            db.execute("DELETE FROM attempts WHERE id = ? AND state = 'planned'", (name,))
+            if db.execute("SELECT 1 FROM attempts WHERE id = ?", (name,)).fetchone():
                 continue
             add_event(db, name, EventKind.TRACKED)
         for table, columns in rows:

@@ -15,7 +15,7 @@ from .records import LOST, FileRecord, StoredOutput, UndeclaredFile, is_utf8
 TIMESTAMP = ".snakemake_timestamp"
 """The file that Snakemake adds to each `directory()` output."""
 MADE = ""
-"""In place of the checksum of a file that a try makes: its content is not known before."""
+"""In place of the checksum of a file that an attempt makes: its content is not known before."""
 
 
 _FAR = 10**4
@@ -26,9 +26,9 @@ _MOST_UNDECLARED = 10_000
 
 @dataclass(frozen=True)
 class WriteConflict:
-    """What may overwrite a file: a bundle, or a try that makes it or whose script carries it.
+    """What may overwrite a file: a bundle, or an attempt that makes it or whose script carries it.
 
-    `id` is that of the bundle or try; `makes` is whether the try makes it.
+    `id` is that of the bundle or attempt; `makes` is whether the attempt makes it.
     """
 
     id: str
@@ -422,9 +422,9 @@ class FileLedger:
     # Conflicts
 
     def carry(
-        self, place: str, try_id: str, files: Iterable[FileRecord], makes: Iterable[str]
+        self, place: str, attempt_id: str, files: Iterable[FileRecord], makes: Iterable[str]
     ) -> None:
-        """Record the files of a try that is about to be submitted.
+        """Record the files of an attempt that is about to be submitted.
 
         Its script carries `files` and unpacks them when it starts; `makes` are paths of the files
         and directories that it makes.
@@ -433,15 +433,15 @@ class FileLedger:
         with self._database.write() as db:
             db.execute(
                 "INSERT OR IGNORE INTO bundles (id, place, state) VALUES (?, ?, 'carried')",
-                (try_id, place),
+                (attempt_id, place),
             )
-            _add_files(db, try_id, carried, "REPLACE")
+            _add_files(db, attempt_id, carried, "REPLACE")
 
     def conflicts(self, place: str, path: str, sha256: str = MADE) -> list[WriteConflict]:
         """Return what may still overwrite `path`, or files below it, in the workspace at `place`.
 
-        A bundle or script that brings the content `sha256` is not included. A try that makes the
-        file, or a directory above it, always is.
+        A bundle or script that brings the content `sha256` is not included. An attempt that makes
+        the file, or a directory above it, always is.
         """
         rows = self._db.execute(
             "SELECT id, state, sha256 = :made AS makes FROM bundle_files JOIN bundles"
@@ -456,27 +456,27 @@ class FileLedger:
             WriteConflict(row["id"], row["state"] != "carried", bool(row["makes"])) for row in rows
         ]
 
-    def landed(self, try_id: str) -> None:
-        """Record that a try's script, or a bundle, writes no more files; see `mark_landed`."""
-        if self._database.value("SELECT 1 FROM bundles WHERE id = ?", try_id):
+    def landed(self, attempt_id: str) -> None:
+        """Record that an attempt's script, or a bundle, writes no more files; see `mark_landed`."""
+        if self._database.value("SELECT 1 FROM bundles WHERE id = ?", attempt_id):
             with self._database.write() as db:
-                mark_landed(db, try_id)
+                mark_landed(db, attempt_id)
 
 
-def mark_landed(db: sqlite3.Connection, try_id: str) -> None:
-    """Record, in the caller's transaction, that a try's script, or a bundle, writes no more files.
+def mark_landed(db: sqlite3.Connection, attempt_id: str) -> None:
+    """Record, in the caller's transaction, that an attempt or a bundle writes no more files.
 
-    The records of files that the try makes, or whose carried content differs from the recorded one,
-    are deleted: either content may be there.
+    The records of files that the attempt makes, or whose carried content differs from the recorded
+    one, are deleted: either content may be there.
     """
     db.execute(
         "DELETE FROM remote_files WHERE (place, path) IN"
         " (SELECT r.place, r.path FROM bundle_files AS f JOIN bundles AS b ON b.id = f.bundle"
         " JOIN remote_files AS r ON r.place = b.place AND r.path = f.path"
         " WHERE f.bundle = ? AND r.sha256 <> f.sha256)",
-        (try_id,),
+        (attempt_id,),
     )
-    _forget_bundle(db, try_id)
+    _forget_bundle(db, attempt_id)
 
 
 def _forget_bundle(db: sqlite3.Connection, bundle: str) -> None:

@@ -16,17 +16,26 @@ from ..common.locks import is_locked
 from ..jobs.pools import Allocation
 from .database import JOURNAL_FILE, JOURNAL_LOCK, JournalCopy, Tables, connect, has_tables
 from .files import FileLedger
-from .records import SiteRecord, SnakemakeRun, StoredOutput, TryRecord, TryState, UndeclaredFile
+from .records import (
+    AttemptRecord,
+    AttemptState,
+    SiteRecord,
+    SnakemakeRun,
+    StoredOutput,
+    UndeclaredFile,
+)
 
 
-def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
-    """Return the tries that match the SQL clause `where`, or all, the oldest first."""
-    rows = db.execute(f"SELECT * FROM tries {where} ORDER BY rowid", tuple(values)).fetchall()  # noqa: S608
+def read_attempts(
+    db: sqlite3.Connection, where: str, values: Sequence[object]
+) -> list[AttemptRecord]:
+    """Return the attempts that match the SQL clause `where`, or all, the oldest first."""
+    rows = db.execute(f"SELECT * FROM attempts {where} ORDER BY rowid", tuple(values)).fetchall()  # noqa: S608
     records = []
     for row in rows:
-        fields = dict(row) | {"state": TryState(row["state"])}
-        jobs = db.execute("SELECT site_job FROM submissions WHERE try = ?", (row["id"],))
-        records.append(TryRecord(**fields, site_jobs=tuple(job["site_job"] for job in jobs)))
+        fields = dict(row) | {"state": AttemptState(row["state"])}
+        jobs = db.execute("SELECT site_job FROM submissions WHERE attempt = ?", (row["id"],))
+        records.append(AttemptRecord(**fields, site_jobs=tuple(job["site_job"] for job in jobs)))
     return records
 
 
@@ -54,10 +63,10 @@ def read_last_allocations(directory: Path) -> list[Allocation]:
 
 
 def read_members(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
-    """Return the jobs of all groups, by the group's try."""
+    """Return the jobs of all groups, by the group's attempt."""
     members: dict[str, tuple[str, ...]] = {}
-    for row in db.execute("SELECT try, job FROM members"):
-        members[row["try"]] = (*members.get(row["try"], ()), row["job"])
+    for row in db.execute("SELECT attempt, job FROM members"):
+        members[row["attempt"]] = (*members.get(row["attempt"], ()), row["job"])
     return members
 
 
@@ -130,8 +139,8 @@ def read_undeclared(directory: Path) -> list[UndeclaredFile]:
         return [UndeclaredFile(**row) for row in found]
 
 
-def read_history(directory: Path, name: str = "") -> list[TryRecord]:
-    """Return all tries of a workflow, or those of the job `name` and its groups, the oldest first.
+def read_history(directory: Path, name: str = "") -> list[AttemptRecord]:
+    """Return a workflow's attempts, or those of the job `name` and its groups, oldest first.
 
     Raise JournalError also if there is no journal.
     """
@@ -140,9 +149,9 @@ def read_history(directory: Path, name: str = "") -> list[TryRecord]:
         if db is None:
             return []
         if not name:
-            return read_tries(db, "", ())
-        named = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
-        return read_tries(db, named, (name, name))
+            return read_attempts(db, "", ())
+        named = "WHERE name = ? OR id IN (SELECT attempt FROM members WHERE name = ?)"
+        return read_attempts(db, named, (name, name))
 
 
 @dataclass(frozen=True)
@@ -150,18 +159,18 @@ class WorkflowHistory:
     """All that is known of a workflow's runs and jobs; the oldest come first.
 
     Attributes:
-        members: the identities of the jobs of each try of a group, by the try's id.
+        members: the identities of the jobs of each attempt of a group, by the attempt's id.
     """
 
     runs: tuple[SnakemakeRun, ...]
-    tries: tuple[TryRecord, ...]
+    attempts: tuple[AttemptRecord, ...]
     members: Mapping[str, tuple[str, ...]]
     sites: Mapping[str, SiteRecord]
     allocations: tuple[Allocation, ...]
 
 
 def read_workflow(directory: Path) -> WorkflowHistory:
-    """Return all runs and tries of a workflow.
+    """Return all runs and attempts of a workflow.
 
     Raise JournalError also if there is no journal, or it has another version.
     """
@@ -169,7 +178,7 @@ def read_workflow(directory: Path) -> WorkflowHistory:
     with closing(JournalCopy(directory).db) as db:
         return WorkflowHistory(
             tuple(_run(row) for row in db.execute("SELECT * FROM runs ORDER BY rowid")),
-            tuple(read_tries(db, "", ())),
+            tuple(read_attempts(db, "", ())),
             read_members(db),
             read_sites(db),
             tuple(read_allocations(db)),

@@ -1,4 +1,4 @@
-"""Every step of every try, written before it is taken."""
+"""Every step of every attempt, written before it is taken."""
 
 import json
 import time
@@ -16,19 +16,19 @@ from . import backup
 from .backup import JournalBackup
 from .database import Database, fill, insert, lost_facts_message
 from .files import FileLedger, mark_landed
-from .history import read_sites, read_tries
+from .history import read_attempts, read_sites
 from .records import (
     IDENTITY,
     LEFT,
     LOST,
     UNTIMED,
     Asked,
+    AttemptRecord,
+    AttemptState,
     EventKind,
     FileRecord,
     SiteRecord,
     Times,
-    TryRecord,
-    TryState,
     Used,
     add_event,
     encode_fields,
@@ -38,16 +38,17 @@ from .tracked import TrackedLedger, end_tracked, end_workflow
 from .uses import SegmentLedger, UseLedger, end_uses
 
 BUCKET_SIZE = 500
-"""Tries per bucket: small enough for one listing, large enough that few buckets are open."""
+"""Attempts per bucket: small enough for one listing, large enough that few buckets are open."""
 
 _WAITS_S = 7 * 86400.0
 _MOST_WAITS = 50
 """Age and number of the jobs whose waits tell how long others will wait."""
 
-_OPEN_AHEAD = "INDEXED BY tries_after WHERE after <> '' AND state NOT IN ('done', 'abandoned')"
-"""The open tries that were submitted ahead; without the index, SQLite would read all tries."""
+_OPEN_AHEAD = "INDEXED BY attempts_after WHERE after <> '' AND state NOT IN ('done', 'abandoned')"
+"""The open attempts that were submitted ahead; without the index, SQLite would read all
+attempts."""
 
-_ORDER = {state: rank for rank, state in enumerate(TryState)}
+_ORDER = {state: rank for rank, state in enumerate(AttemptState)}
 
 
 class Journal(Database):
@@ -89,7 +90,7 @@ class Journal(Database):
             yield ("site", site), self._rows("sites", "site = ?", site)
         for place in self.column("SELECT place FROM places"):
             yield self._number(place, self.number(place))
-        yield from self._try_facts("state NOT IN ('planned', 'done', 'abandoned')")
+        yield from self._attempt_facts("state NOT IN ('planned', 'done', 'abandoned')")
         yield from self.files.stored_facts()
 
     def _rows(
@@ -101,22 +102,24 @@ class Journal(Database):
     def _number(self, place: str, number: int) -> tuple[backup.Subject, list[backup.Row]]:
         return ("number", place), [("places", {"place": place, "number": number})]
 
-    def _try_facts(
+    def _attempt_facts(
         self, which: str, *values: str, tracked: bool = True
     ) -> Iterator[tuple[backup.Subject, list[backup.Row]]]:
         columns = "'submitting' AS state, id, place, bucket, " + ", ".join(IDENTITY)
-        found = f"SELECT id FROM tries WHERE {which} ORDER BY created"  # noqa: S608
-        for try_id in self.column(found, *values):
-            rows = self._rows("tries", "id = ?", try_id, columns=columns)
-            rows += self._rows("members", "try = ?", try_id) + self._rows("uses", "try = ?", try_id)
+        found = f"SELECT id FROM attempts WHERE {which} ORDER BY created"  # noqa: S608
+        for attempt_id in self.column(found, *values):
+            rows = self._rows("attempts", "id = ?", attempt_id, columns=columns)
+            for table in ("members", "uses"):
+                rows += self._rows(table, "attempt = ?", attempt_id)
             if tracked:
-                rows += self._rows("tracked", "try = ?", try_id)
+                rows += self._rows("tracked", "attempt = ?", attempt_id)
                 rows += self._rows(
-                    "workflows", "id = (SELECT workflow FROM tracked WHERE try = ?)", try_id,
+                    "workflows", "id = (SELECT workflow FROM tracked WHERE attempt = ?)",
+                    attempt_id,
                     # The runs of Snakemake that it refers to are not in the spare.
                     columns="id, identity, created, ended, data",
                 )  # fmt: skip
-            yield ("try", try_id), rows
+            yield ("attempt", attempt_id), rows
 
     # What the place knows
 
@@ -165,8 +168,8 @@ class Journal(Database):
     def spare_of(self, place: str) -> bytes:
         """Return the facts that the place itself keeps, so that a lost journal is no loss."""
         sent = "state NOT IN ('planned', 'done', 'abandoned') AND place = ?"
-        tries = self._try_facts(sent, place, tracked=False)
-        facts = [*tries, *self.files.stored_facts(place)]
+        attempts = self._attempt_facts(sent, place, tracked=False)
+        facts = [*attempts, *self.files.stored_facts(place)]
         return b"".join(backup.as_line(*fact) for fact in facts)
 
     def doubt(self, place: str) -> None:
@@ -185,9 +188,9 @@ class Journal(Database):
         known: backup.Facts = {}
         facts, damaged = backup.read_facts(spare)
         for (kind, name), rows in facts.items():
-            if kind == "try":
+            if kind == "attempt":
                 known[kind, name] = [
-                    (table, {**columns, "place": place} if table == "tries" else columns)
+                    (table, {**columns, "place": place} if table == "attempts" else columns)
                     for table, columns in rows
                 ]
             elif kind == "stored" and self._is_news(name, rows[0][1], place):
@@ -197,7 +200,7 @@ class Journal(Database):
         with self.write() as db:
             fill(db, known)
             db.execute(
-                "INSERT OR IGNORE INTO buckets SELECT place, bucket FROM tries WHERE place = ?"
+                "INSERT OR IGNORE INTO buckets SELECT place, bucket FROM attempts WHERE place = ?"
                 " AND state = 'submitting'",
                 (place,),
             )
@@ -212,34 +215,35 @@ class Journal(Database):
             return True
         return bool(columns.get("place") != LOST and columns.get("made", 0) > mine["made"])
 
-    def find_out(self, tries: Iterable[Mapping[str, Any]]) -> list[TryRecord]:
-        """Learn of tries that were found at a place; return them.
+    def find_out(self, attempts: Iterable[Mapping[str, Any]]) -> list[AttemptRecord]:
+        """Learn of attempts that were found at a place; return them.
 
         Each has the columns of `IDENTITY`, with `place`, `bucket`, `id` and `members`.
         """
         known: backup.Facts = {}
-        for facts in tries:
-            try_id, place = facts["id"], facts["place"]
-            known["try", try_id] = [
-                ("tries", {"state": TryState.SUBMITTING, **facts}),
-                *(("members", {"try": try_id, "job": job, "name": name})
+        for facts in attempts:
+            attempt_id, place = facts["id"], facts["place"]
+            known["attempt", attempt_id] = [
+                ("attempts", {"state": AttemptState.SUBMITTING, **facts}),
+                *(("members", {"attempt": attempt_id, "job": job, "name": name})
                   for job, name in facts["members"].items()),
                 # Nobody knows what it reads.
-                ("uses", {"place": place, "path": ".", "try": try_id, "checkpoint": False}),
+                ("uses", {"place": place, "path": ".", "attempt": attempt_id, "checkpoint": False}),
             ]  # fmt: skip
         ids = [name for _, name in known]
-        each = [(try_id,) for try_id in ids]
+        each = [(attempt_id,) for attempt_id in ids]
         with self.write() as db:  # they are another's now
-            db.executemany("DELETE FROM tries WHERE id = ?", each)
-            db.executemany("DELETE FROM members WHERE try = ?", each)
+            db.executemany("DELETE FROM attempts WHERE id = ?", each)
+            db.executemany("DELETE FROM members WHERE attempt = ?", each)
             fill(db, known)
             db.executemany(
-                "INSERT OR IGNORE INTO buckets SELECT place, bucket FROM tries WHERE id = ?", each
+                "INSERT OR IGNORE INTO buckets SELECT place, bucket FROM attempts WHERE id = ?",
+                each,
             )
-        for try_id in ids:
-            for fact in self._try_facts("id = ?", try_id):
+        for attempt_id in ids:
+            for fact in self._attempt_facts("id = ?", attempt_id):
                 self._note(*fact)
-        return self.tries(ids)
+        return self.attempts(ids)
 
     def _full(self, error: OSError) -> JournalError:
         return JournalError(
@@ -286,29 +290,29 @@ class Journal(Database):
 
     def set_site(
         self, site: str, url: str, workspace: str, place: str, config: str = ""
-    ) -> list[TryRecord]:
+    ) -> list[AttemptRecord]:
         """Record the place at which the jobs of `site` run, and the site's backend config.
 
-        If the name meant another place before, the open tries there are left behind and returned,
-        to be reported. If only the identity of the same workspace at the same URL is new, they
-        get the new one instead. If the URL differs, the site's ids of jobs that may still run are
-        deleted: on another server they may mean other jobs. Those of jobs that are over stay, to be
-        shown.
+        If the name meant another place before, the open attempts there are left behind and
+        returned, to be reported. If only the identity of the same workspace at the same URL is new,
+        they get the new one instead. If the URL differs, the site's ids of jobs that may still run
+        are deleted: on another server they may mean other jobs. Those of jobs that are over stay,
+        to be shown.
         """
         known = self.sites().get(site)
-        left: list[TryRecord] = []
+        left: list[AttemptRecord] = []
         if known is not None and known.place != place:
             if (known.workspace, known.url) == (workspace, url):
                 self._unite(known, place)
             else:
-                left = [r for r in self.all_open_tries() if r.site == site]
+                left = [r for r in self.all_open_attempts() if r.site == site]
             for record in left:
                 self.left_behind(record.id, known.workspace)
         with self.write() as db:
             if known is not None and known.url != url:
                 db.execute(
-                    "DELETE FROM submissions WHERE try IN (SELECT id FROM tries WHERE site = ?"
-                    " AND (state NOT IN ('done', 'abandoned') OR outcome LIKE ?))",
+                    "DELETE FROM submissions WHERE attempt IN (SELECT id FROM attempts"
+                    " WHERE site = ? AND (state NOT IN ('done', 'abandoned') OR outcome LIKE ?))",
                     (site, f"{LEFT}%"),
                 )
             db.execute(
@@ -337,7 +341,7 @@ class Journal(Database):
         """Record that `place` identifies a site's workspace, under all names it was known by."""
         with self.write() as db:
             db.execute(
-                "UPDATE tries SET place = ? WHERE place = ? AND outcome NOT LIKE ?",
+                "UPDATE attempts SET place = ? WHERE place = ? AND outcome NOT LIKE ?",
                 (place, known.place, f"{LEFT}%"),
             )
             for table in ("sites", "remote_files", "bundles", "numbered", "uses"):
@@ -346,7 +350,7 @@ class Journal(Database):
                     (place, known.place),
                 )
             db.execute(
-                "INSERT OR IGNORE INTO buckets SELECT DISTINCT place, bucket FROM tries"
+                "INSERT OR IGNORE INTO buckets SELECT DISTINCT place, bucket FROM attempts"
                 " WHERE place = ? AND state NOT IN ('planned', 'done', 'abandoned')",
                 (place,),
             )
@@ -361,7 +365,7 @@ class Journal(Database):
         copies of a journal apart.
         """
         known: int | None = self.value("SELECT bucket FROM places WHERE place = ?", place)
-        used = "SELECT COUNT(*) FROM tries WHERE place = ? AND bucket = ?"
+        used = "SELECT COUNT(*) FROM attempts WHERE place = ? AND bucket = ?"
         if known is not None and self.value(used, place, known) < BUCKET_SIZE:
             return known
         bucket = uuid.uuid4().int >> 88
@@ -386,9 +390,9 @@ class Journal(Database):
     def bucket_gone(self, place: str, bucket: int) -> None:
         self.change("DELETE FROM buckets WHERE place = ? AND bucket = ?", place, bucket)
 
-    # Tries
+    # Attempts
 
-    def new_try(
+    def new_attempt(
         self,
         *,
         site: str,
@@ -403,34 +407,35 @@ class Journal(Database):
         segment: int = 0,
         segments: int = 0,
         follows: str = "",
-    ) -> TryRecord:
-        """Decide to run a job: make a try with a new UUID in the bucket that is being filled.
+    ) -> AttemptRecord:
+        """Decide to run a job: make an attempt with a new UUID in the bucket that is being filled.
 
-        The arguments are those of `TryRecord`; `members` maps the jobs of a group to their names.
+        The arguments are those of `AttemptRecord`; `members` maps the jobs of a group to their
+        names.
         """
         place = self.value("SELECT place FROM sites WHERE site = ?", site) or site
         bucket = self.bucket(place)
         with self.write() as db:
-            record = TryRecord(
+            record = AttemptRecord(
                 id=str(uuid.uuid4()), site=site, bucket=bucket, job=job, rule=rule, name=name,
-                fingerprint=fingerprint, state=TryState.PLANNED, created=time.time(),
+                fingerprint=fingerprint, state=AttemptState.PLANNED, created=time.time(),
                 made_of=made_of, place=place, after=json.dumps(makers) if makers else "",
                 logs=json.dumps(list(logs)) if logs else "", segment=segment,
                 segments=segments, follows=follows,
             )  # fmt: skip
             columns = ("id", "place", "bucket", "state", *IDENTITY)
-            insert(db, "tries", {column: getattr(record, column) for column in columns})
+            insert(db, "attempts", {column: getattr(record, column) for column in columns})
             rows = [(record.id, *member) for member in (members or {}).items()]
             db.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
         return record
 
-    def dependents(self, try_id: str) -> list[TryRecord]:
-        """Return the open tries that were submitted ahead of their inputs and wait for a try."""
-        return self._tries(f"{_OPEN_AHEAD} AND after LIKE ?", (f'%"{try_id}"%',))
+    def dependents(self, attempt_id: str) -> list[AttemptRecord]:
+        """Return the open attempts that were submitted ahead of their inputs, made by another."""
+        return self._attempts(f"{_OPEN_AHEAD} AND after LIKE ?", (f'%"{attempt_id}"%',))
 
-    def all_dependents(self, ids: Iterable[str]) -> list[TryRecord]:
-        """Return the open tries that wait for some tries, or for others that do."""
-        found: dict[str, TryRecord] = {}
+    def all_dependents(self, ids: Iterable[str]) -> list[AttemptRecord]:
+        """Return the open attempts that wait for some attempts, or for others that do."""
+        found: dict[str, AttemptRecord] = {}
         left = list(ids)
         while left:
             more = [r for r in self.dependents(left.pop()) if r.id not in found]
@@ -438,123 +443,126 @@ class Journal(Database):
             left += [record.id for record in more]
         return list(found.values())
 
-    def open_ahead(self) -> list[TryRecord]:
-        """Return the open tries that were submitted ahead of their inputs."""
-        return self._tries(_OPEN_AHEAD, ())
+    def open_ahead(self) -> list[AttemptRecord]:
+        """Return the open attempts that were submitted ahead of their inputs."""
+        return self._attempts(_OPEN_AHEAD, ())
 
-    def note_made(self, try_id: str, files: Iterable[FileRecord]) -> None:
-        """Record what a try has made, if tries that were submitted ahead read it."""
-        if self.dependents(try_id):
+    def note_made(self, attempt_id: str, files: Iterable[FileRecord]) -> None:
+        """Record what an attempt has made, if attempts that were submitted ahead read it."""
+        if self.dependents(attempt_id):
             self.change_each(
                 "INSERT OR REPLACE INTO made VALUES (?, ?, ?)",
-                [(try_id, f.path, f.sha256) for f in files if is_utf8(f.path)],
+                [(attempt_id, f.path, f.sha256) for f in files if is_utf8(f.path)],
             )
 
-    def made(self, try_id: str) -> dict[str, str]:
-        """Return the checksums of the files that a try has made, by path; see `note_made`."""
-        found = self.db.execute("SELECT path, sha256 FROM made WHERE try = ?", (try_id,))
+    def made(self, attempt_id: str) -> dict[str, str]:
+        """Return the checksums of the files that an attempt has made, by path; see `note_made`."""
+        found = self.db.execute("SELECT path, sha256 FROM made WHERE attempt = ?", (attempt_id,))
         return {row["path"]: row["sha256"] for row in found}
 
     def _forget_made(self) -> None:
-        """Delete the records of `note_made` once no try, or next segment of one, needs them."""
+        """Delete the records of `note_made` once no attempt, or next segment of one, needs them."""
         if not self.value("SELECT 1 FROM made") or self.open_ahead():
             return
         goes_on = self.value(
-            "SELECT 1 FROM tries WHERE after <> '' AND goes_on <> '' AND NOT EXISTS"
-            " (SELECT 1 FROM tries next WHERE next.follows = tries.id"
+            "SELECT 1 FROM attempts WHERE after <> '' AND goes_on <> '' AND NOT EXISTS"
+            " (SELECT 1 FROM attempts next WHERE next.follows = attempts.id"
             " AND next.outcome = 'succeeded')"
         )
         if not goes_on:
             self.change("DELETE FROM made")
 
-    def secrets_sent(self, try_id: str) -> None:
-        """Record that the try's secrets are about to be uploaded, and count as present from now."""
-        self.change("INSERT OR IGNORE INTO secrets VALUES (?)", try_id)
+    def secrets_sent(self, attempt_id: str) -> None:
+        """Record that the attempt's secrets are about to be uploaded, and count from now."""
+        self.change("INSERT OR IGNORE INTO secrets VALUES (?)", attempt_id)
 
-    def secrets_gone(self, try_id: str) -> None:
-        """Record that the try's secrets, if it had any, are no longer at the site."""
-        if self.has_secrets(try_id):  # a transaction for each job would cost more than this check
-            self.change("DELETE FROM secrets WHERE try = ?", try_id)
+    def secrets_gone(self, attempt_id: str) -> None:
+        """Record that the attempt's secrets, if it had any, are no longer at the site."""
+        if self.has_secrets(
+            attempt_id
+        ):  # a transaction for each job would cost more than this check
+            self.change("DELETE FROM secrets WHERE attempt = ?", attempt_id)
 
-    def has_secrets(self, try_id: str) -> bool:
-        return bool(self.value("SELECT 1 FROM secrets WHERE try = ?", try_id))
+    def has_secrets(self, attempt_id: str) -> bool:
+        return bool(self.value("SELECT 1 FROM secrets WHERE attempt = ?", attempt_id))
 
-    def forgotten_secrets(self, site: str) -> list[TryRecord]:
-        """Return the final tries of a site whose secrets may still be at its present place."""
-        return self._tries(
-            "WHERE site = ? AND state IN ('done', 'abandoned') AND id IN (SELECT try FROM secrets)"
+    def forgotten_secrets(self, site: str) -> list[AttemptRecord]:
+        """Return the final attempts of a site whose secrets may still be at its present place."""
+        return self._attempts(
+            "WHERE site = ? AND state IN ('done', 'abandoned')"
+            " AND id IN (SELECT attempt FROM secrets)"
             " AND place = (SELECT place FROM sites WHERE site = ?)",
             (site, site),
         )
 
     def submitting(
-        self, try_id: str, queue: str, runtime: float | None = None, asked: Asked | None = None
+        self, attempt_id: str, queue: str, runtime: float | None = None, asked: Asked | None = None
     ) -> None:
-        """Record that the try is about to be submitted. On disk when the method returns.
+        """Record that the attempt is about to be submitted. On disk when the method returns.
 
         `runtime` is the walltime that it requests, in seconds, and `asked` what else it does.
         """
-        if try_id not in self._spared:
-            for fact in self._try_facts("id = ?", try_id):
+        if attempt_id not in self._spared:
+            for fact in self._attempt_facts("id = ?", attempt_id):
                 self._note(*fact, lasting=True)
-            self._spared.add(try_id)
+            self._spared.add(attempt_id)
         with self.lasting():
             self._advance(
-                try_id, TryState.SUBMITTING, queue=queue, runtime=runtime,
+                attempt_id, AttemptState.SUBMITTING, queue=queue, runtime=runtime,
                 asked=encode_fields(asked or Asked()),
             )  # fmt: skip
 
-    def submitted(self, try_id: str, site_job: str, sent: float | None = None) -> None:
-        """Record that the site has acknowledged the try as `site_job`, at `sent` by its clock.
+    def submitted(self, attempt_id: str, site_job: str, sent: float | None = None) -> None:
+        """Record that the site has acknowledged the attempt as `site_job`, at `sent` by its clock.
 
         Of several submissions it keeps all ids, and the times of the first.
         """
         with self.write() as db:
-            db.execute("INSERT OR IGNORE INTO submissions VALUES (?, ?)", (try_id, site_job))
+            db.execute("INSERT OR IGNORE INTO submissions VALUES (?, ?)", (attempt_id, site_job))
             db.execute(
-                "UPDATE tries SET state = ?, submitted = COALESCE(submitted, ?),"
+                "UPDATE attempts SET state = ?, submitted = COALESCE(submitted, ?),"
                 " sent = COALESCE(sent, ?) WHERE id = ? AND state IN (?, ?, ?)",
-                (TryState.SUBMITTED, time.time(), sent, try_id, *list(TryState)[:3]),
+                (AttemptState.SUBMITTED, time.time(), sent, attempt_id, *list(AttemptState)[:3]),
             )
-            add_event(db, try_id, EventKind.SUBMITTED, job=site_job)
+            add_event(db, attempt_id, EventKind.SUBMITTED, job=site_job)
 
-    def waiting(self, try_id: str, why: str) -> None:
-        """Record the scheduler's reason why the try cannot start; empty if it waits its turn."""
+    def waiting(self, attempt_id: str, why: str) -> None:
+        """Record the scheduler's reason why it cannot start; empty if it waits its turn."""
         with self.write() as db:
-            db.execute("UPDATE tries SET waits = ? WHERE id = ?", (why, try_id))
-            add_event(db, try_id, EventKind.WAITING, why=why)
+            db.execute("UPDATE attempts SET waits = ? WHERE id = ?", (why, attempt_id))
+            add_event(db, attempt_id, EventKind.WAITING, why=why)
 
     def pending(
         self,
-        try_id: str,
+        attempt_id: str,
         reason: str,
         starts_after: float | None = None,
         *,
         expected: float | None = None,
     ) -> None:
-        """Record the scheduler's reason why the try has not started, its turn among them.
+        """Record the scheduler's reason why the attempt has not started, its turn among them.
 
         `starts_after` are the seconds between the submission and the start that it expects, or
         `expected` is that start by this machine's clock.
         """
         self.change(
-            "UPDATE tries SET pending = ?, expected = COALESCE(?, submitted + ?) WHERE id = ?",
-            reason, expected, starts_after, try_id,
+            "UPDATE attempts SET pending = ?, expected = COALESCE(?, submitted + ?) WHERE id = ?",
+            reason, expected, starts_after, attempt_id,
         )  # fmt: skip
 
-    def started(self, try_id: str, at: float) -> None:
-        """Record when the try was first seen to run; 0 if it had begun before it was watched."""
+    def started(self, attempt_id: str, at: float) -> None:
+        """Record when the attempt was first seen to run; 0 if it began before it was watched."""
         with self.write() as db:
             db.execute(
-                "UPDATE tries SET started = COALESCE(started, ?), pending = '', expected = NULL"
+                "UPDATE attempts SET started = COALESCE(started, ?), pending = '', expected = NULL"
                 " WHERE id = ?",
-                (at, try_id),
+                (at, attempt_id),
             )
-            add_event(db, try_id, EventKind.STARTED)
+            add_event(db, attempt_id, EventKind.STARTED)
 
     def ended(
         self,
-        try_id: str,
+        attempt_id: str,
         outcome: str,
         *,
         waited: float | None,
@@ -564,36 +572,36 @@ class Journal(Database):
         used: Used | None = None,
         end: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record how the try has ended; it stays open, and its results may still be at the site.
+        """Record how the attempt ended; it stays open, and its results may still be at the site.
 
         `end` is what the log says of it (`engine.observer.JobEnd.facts`); None if it may go on.
         """
         self._advance(
-            try_id, TryState.ENDED, end, outcome=outcome, waited=waited, ran=ran, log=log,
+            attempt_id, AttemptState.ENDED, end, outcome=outcome, waited=waited, ran=ran, log=log,
             reason=reason, finished=time.time(), used=encode_fields(used or Used()),
         )  # fmt: skip
 
-    def spoiled(self, try_id: str) -> None:
-        """Record that a try failed after all, because its outputs are not what its rule wants."""
+    def spoiled(self, attempt_id: str) -> None:
+        """Record that an attempt failed after all: its outputs are not what its rule wants."""
         self._advance(
-            try_id, TryState.ENDED, outcome="failed: Snakemake did not take its outputs",
+            attempt_id, AttemptState.ENDED, outcome="failed: Snakemake did not take its outputs",
             reason=Reason.OUTPUTS,
         )  # fmt: skip
 
-    def done(self, try_id: str) -> None:
+    def done(self, attempt_id: str) -> None:
         """Record that Snakemake has taken the results: nothing at the site is needed any more."""
-        self._advance(try_id, TryState.DONE)
-        self._over(try_id)
+        self._advance(attempt_id, AttemptState.DONE)
+        self._over(attempt_id)
 
     def abandoned(
         self,
-        try_id: str,
+        attempt_id: str,
         outcome: str,
         *,
         times: Times = UNTIMED,
         end: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record that the try will never run, or has ended and is not wanted.
+        """Record that the attempt will never run, or has ended and is not wanted.
 
         What is known of its `times` replaces what was recorded. For `end`, see `ended`.
         """
@@ -603,21 +611,21 @@ class Journal(Database):
             more["used"] = encode_fields(used)
         known = {name: value for name, value in more.items() if value is not None}
         self._advance(
-            try_id, TryState.ABANDONED, end, outcome=outcome, finished=time.time(), **known
+            attempt_id, AttemptState.ABANDONED, end, outcome=outcome, finished=time.time(), **known
         )
-        self._over(try_id)
+        self._over(attempt_id)
 
-    def left_behind(self, try_id: str, where: str) -> None:
-        """Record that the try is no longer observed and may still run in the workspace `where`.
+    def left_behind(self, attempt_id: str, where: str) -> None:
+        """Record that the attempt is no longer observed and may still run in the workspace `where`.
 
         It does not affect the place that the site's name means now.
         """
-        self.abandoned(try_id, f"{LEFT}{where}")
+        self.abandoned(attempt_id, f"{LEFT}{where}")
 
-    def _over(self, try_id: str) -> None:
+    def _over(self, attempt_id: str) -> None:
         with suppress(JournalError):  # then it is looked for once more, in vain
-            self._note(("try", try_id))
-        self._spared.discard(try_id)
+            self._note(("attempt", attempt_id))
+        self._spared.discard(attempt_id)
 
     def _note(
         self, subject: backup.Subject, rows: Iterable[backup.Row] = (), *, lasting: bool = False
@@ -629,33 +637,37 @@ class Journal(Database):
             raise self._full(error) from error
 
     def _advance(
-        self, try_id: str, state: TryState, end: Mapping[str, Any] | None = None, **values: object
+        self,
+        attempt_id: str,
+        state: AttemptState,
+        end: Mapping[str, Any] | None = None,
+        **values: object,
     ) -> None:
         names = ", ".join(["state = ?", *(f"{name} = ?" for name in values)])
-        before = [earlier for earlier in TryState if _ORDER[earlier] <= _ORDER[state]]
+        before = [earlier for earlier in AttemptState if _ORDER[earlier] <= _ORDER[state]]
         marks = ", ".join("?" * len(before))
         left = str(values.get("outcome", "")).startswith(LEFT)
         with self.write() as db:
             db.execute(
-                f"UPDATE tries SET {names} WHERE id = ? AND state IN ({marks})",  # noqa: S608
-                (state, *values.values(), try_id, *before),
+                f"UPDATE attempts SET {names} WHERE id = ? AND state IN ({marks})",  # noqa: S608
+                (state, *values.values(), attempt_id, *before),
             )
-            if state in (TryState.ENDED, TryState.ABANDONED):
-                mark_landed(db, try_id)
-            if state is TryState.ENDED or (state.final and not left):
-                end_uses(db, try_id)
+            if state in (AttemptState.ENDED, AttemptState.ABANDONED):
+                mark_landed(db, attempt_id)
+            if state is AttemptState.ENDED or (state.final and not left):
+                end_uses(db, attempt_id)
             last = db.execute(
                 "SELECT kind FROM events WHERE subject = ? AND kind IN (?, ?)"
                 " ORDER BY seq DESC LIMIT 1",
-                (try_id, EventKind.TRACKED, EventKind.ENDED),
+                (attempt_id, EventKind.TRACKED, EventKind.ENDED),
             ).fetchone()
             # One whose results are given up after its end does not end once more.
             if end is not None and not (last and last["kind"] == EventKind.ENDED):
-                end_tracked(db, try_id, end["how"], end["successor"])
-                add_event(db, try_id, EventKind.ENDED, **end)
+                end_tracked(db, attempt_id, end["how"], end["successor"])
+                add_event(db, attempt_id, EventKind.ENDED, **end)
 
-    def open_tries(self, *jobs: str) -> list[TryRecord]:
-        """Return the open tries of jobs, and of groups that these are members of, oldest first.
+    def open_attempts(self, *jobs: str) -> list[AttemptRecord]:
+        """Return the open attempts of jobs, and of groups that these are members of, oldest first.
 
         Two groups may share a member: Snakemake may group jobs differently in each run, and rules
         may get or lose their group.
@@ -663,33 +675,33 @@ class Journal(Database):
         open_ = self._of_jobs(jobs, "state NOT IN ('done', 'abandoned')")
         return sorted(open_, key=lambda record: record.created)
 
-    def left_tries(self, jobs: Sequence[str], place: str) -> list[TryRecord]:
-        """Return the tries of jobs that were left behind at a place, where they may still run."""
+    def left_attempts(self, jobs: Sequence[str], place: str) -> list[AttemptRecord]:
+        """Return the attempts of jobs that were left behind at a place and may still run there."""
         left = "state = 'abandoned' AND outcome LIKE ? AND place = ?"
         return self._of_jobs(jobs, left, f"{LEFT}%", place)
 
-    def _of_jobs(self, jobs: Sequence[str], which: str, *values: str) -> list[TryRecord]:
-        """Return the tries of jobs, and of groups with them, that match an SQL condition."""
-        of_job = "WHERE (job = ? OR id IN (SELECT try FROM members WHERE job = ?)) AND "
+    def _of_jobs(self, jobs: Sequence[str], which: str, *values: str) -> list[AttemptRecord]:
+        """Return the attempts of jobs, and of groups with them, that match an SQL condition."""
+        of_job = "WHERE (job = ? OR id IN (SELECT attempt FROM members WHERE job = ?)) AND "
         where = of_job + which
-        found = {r.id: r for job in jobs for r in self._tries(where, (job, job, *values))}
+        found = {r.id: r for job in jobs for r in self._attempts(where, (job, job, *values))}
         return list(found.values())
 
-    def tries(self, ids: Iterable[str]) -> list[TryRecord]:
-        return [record for one in ids for record in self._tries("WHERE id = ?", (one,))]
+    def attempts(self, ids: Iterable[str]) -> list[AttemptRecord]:
+        return [record for one in ids for record in self._attempts("WHERE id = ?", (one,))]
 
-    def failed_nodes(self, site: str) -> dict[str, TryRecord]:
+    def failed_nodes(self, site: str) -> dict[str, AttemptRecord]:
         """Return the nodes that failed in this run at a site, each with the last job it ended.
 
         The node that failed last comes last. What runs did that were killed since one ended belongs
         to this run.
         """
-        ended = self._tries(
+        ended = self._attempts(
             "WHERE site = ? AND used LIKE '%\"failed_node\"%'"
             " AND finished > (SELECT COALESCE(MAX(ended), 0) FROM runs)",
             (site,),
         )
-        found: dict[str, TryRecord] = {}
+        found: dict[str, AttemptRecord] = {}
         for record in sorted(ended, key=lambda record: record.finished or 0.0):
             found.pop(record.what_used.failed_node, None)
             found[record.what_used.failed_node] = record
@@ -702,10 +714,10 @@ class Journal(Database):
         """
         now, found = time.time(), []
         where = (
-            "WHERE id IN (SELECT id FROM tries WHERE site = ? AND submitted > ? AND after = ''"
+            "WHERE id IN (SELECT id FROM attempts WHERE site = ? AND submitted > ? AND after = ''"
             " AND follows = '' ORDER BY submitted DESC LIMIT ?)"
         )
-        for record in self._tries(where, (site, now - _WAITS_S, _MOST_WAITS)):
+        for record in self._attempts(where, (site, now - _WAITS_S, _MOST_WAITS)):
             until, waited = record.started, record.waited
             if until is None:  # it has not started, or was withdrawn
                 until = record.finished or now
@@ -715,9 +727,9 @@ class Journal(Database):
                 found.append((max(0.0, waited), record.what_asked.cores))
         return found
 
-    def all_open_tries(self) -> list[TryRecord]:
-        """Return all tries that are not final, the oldest first."""
-        return self._tries("WHERE state NOT IN ('done', 'abandoned')", ())
+    def all_open_attempts(self) -> list[AttemptRecord]:
+        """Return all attempts that are not final, the oldest first."""
+        return self._attempts("WHERE state NOT IN ('done', 'abandoned')", ())
 
-    def _tries(self, where: str, values: Sequence[object]) -> list[TryRecord]:
-        return read_tries(self.db, where, values)
+    def _attempts(self, where: str, values: Sequence[object]) -> list[AttemptRecord]:
+        return read_attempts(self.db, where, values)

@@ -1,7 +1,7 @@
 """The values in the journal, and its log.
 
-The log is what happened to each try, in order, for readers with a cursor of their own. Each event
-is written in the transaction that changes what the journal knows of its subject.
+The log is what happened to each attempt, in order, for readers with a cursor of their own. Each
+event is written in the transaction that changes what the journal knows of its subject.
 """
 
 import json
@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from ..jobs.paths import TryPaths
+from ..jobs.paths import AttemptPaths
 
 WENT_ON = "goes on"
 """Prefix of the outcome of a segment that another one follows."""
 LEFT = "left in "
-"""Prefix of the outcome of a try that was left behind: it may still run, unobserved."""
+"""Prefix of the outcome of an attempt that was left behind: it may still run, unobserved."""
 
 
-class TryState(StrEnum):
-    """Progress of a try. The states are in the order of a try's life; it never goes back.
+class AttemptState(StrEnum):
+    """Progress of an attempt. The states are in the order of an attempt's life; it never goes back.
 
     PLANNED: it exists here only. SUBMITTING: the site may know it. SUBMITTED: the site has
     acknowledged it. ENDED: its end is known, its results may still be at the site. DONE: committed,
@@ -37,8 +37,8 @@ class TryState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing is left to do for the try."""
-        return self in (TryState.DONE, TryState.ABANDONED)
+        """Whether nothing is left to do for the attempt."""
+        return self in (AttemptState.DONE, AttemptState.ABANDONED)
 
 
 def job_name(rule: str, wildcards: Mapping[str, object]) -> str:
@@ -49,7 +49,7 @@ def job_name(rule: str, wildcards: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a try requests of its site; None where the site's default applies.
+    """What an attempt requests of its site; None where the site's default applies.
 
     Attributes:
         cores: the cores that it occupies: those of whole nodes, where a job always gets them.
@@ -67,7 +67,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Times:
-    """How long a try waited and ran, and when it ended; None where it is unknown.
+    """How long an attempt waited and ran, and when it ended; None where it is unknown.
 
     Attributes:
         waited: seconds in the queue, without those that it waited there for other jobs.
@@ -84,7 +84,7 @@ class Times:
     behind: float | None = None
 
     def after(self, submitted: float, turn: float | None) -> "Times":
-        """Return the times of a try whose turn in the queue came only at `turn`.
+        """Return the times of an attempt whose turn in the queue came only at `turn`.
 
         Until then it waited for other jobs, whatever the scheduler did. Both are seconds since the
         epoch by this machine's clock.
@@ -102,12 +102,12 @@ class Times:
 
 _TOLD_BY = {"scheduler": "as the scheduler counts", "heartbeat": "until its last heartbeat"}
 UNTIMED = Times()
-"""The times of a try of which nothing is known, or which did not run."""
+"""The times of an attempt of which nothing is known, or which did not run."""
 
 
 @dataclass(frozen=True)
 class Used:
-    """What a try has used, as its script measured it; None where it is unknown.
+    """What an attempt has used, as its script measured it; None where it is unknown.
 
     Attributes:
         cpu_s: CPU seconds of all its processes.
@@ -135,8 +135,8 @@ LOST = "lost"
 
 
 @dataclass(frozen=True)
-class TryRecord:
-    """A try in the journal; times are seconds since the epoch, durations seconds.
+class AttemptRecord:
+    """An attempt in the journal; times are seconds since the epoch, durations seconds.
 
     Attributes:
         job: key of the job, stable over runs (rule, wildcards, outputs).
@@ -156,12 +156,12 @@ class TryRecord:
         logs: its rule's own log files, as a JSON list of paths in the workspace; may be empty.
         made_of: its `basis` as JSON: what it was made of, to name changes later, and what it makes
             (`engine.adopt.encode_basis`).
-        after: the inputs that other tries were still to make when it was made: as JSON, the id of
-            the try by path; empty if it needed no such input.
+        after: the inputs that other attempts were still to make when it was made: as JSON, the id
+            of the attempt by path; empty if it needed no such input.
         segment: its number, from 0, if it is one of several that continue a job past its walltime.
         segments: how many of these there may be; 0 if there may be no others.
-        follows: the id of the try whose checkpoint it goes on from; empty for none.
-        goes_on: how another try can go on from its checkpoint (`engine.machine`); empty if none
+        follows: the id of the attempt whose checkpoint it goes on from; empty for none.
+        goes_on: how another attempt can go on from its checkpoint (`engine.machine`); empty if none
             can.
         asked, used: what it requested and used, as JSON (`what_asked`, `what_used`); empty if
             unknown.
@@ -174,7 +174,7 @@ class TryRecord:
     rule: str
     name: str
     fingerprint: str
-    state: TryState
+    state: AttemptState
     outcome: str = ""
     queue: str = ""
     log: str = ""
@@ -232,23 +232,23 @@ class TryRecord:
 
     @property
     def before(self) -> tuple[str, ...]:
-        """The ids of the tries that it waits for at its site: its makers, the segment before it."""
+        """The ids of those that it waits for at its site: its makers, the segment before it."""
         return tuple(dict.fromkeys([*self.makers.values(), *filter(None, [self.follows])]))
 
     @property
     def makers(self) -> dict[str, str]:
-        """The ids of the tries that make its inputs, by path, if it was submitted ahead of them."""
+        """The ids of those that make its inputs, by path, if it was submitted ahead of them."""
         return dict(json.loads(self.after)) if self.after else {}
 
     @property
     def part(self) -> str:
-        """Which segment of its job it is, in words; empty if the job consists of one try."""
+        """Which segment of its job it is, in words; empty if the job consists of one attempt."""
         return f"segment {self.segment + 1} of {self.segments}" if self.segments else ""
 
     @property
     def may_run(self) -> bool:
         """Whether the site may know it while its end is not known here."""
-        return self.state in (TryState.SUBMITTING, TryState.SUBMITTED) or self.left_behind
+        return self.state in (AttemptState.SUBMITTING, AttemptState.SUBMITTED) or self.left_behind
 
     @property
     def hindrance(self) -> str:
@@ -263,25 +263,25 @@ class TryRecord:
     @property
     def left_where(self) -> str:
         """The workspace in which it was left behind; empty if it was not."""
-        left = self.state is TryState.ABANDONED and self.outcome.startswith(LEFT)
+        left = self.state is AttemptState.ABANDONED and self.outcome.startswith(LEFT)
         return self.outcome.removeprefix(LEFT) if left else ""
 
     @property
-    def paths(self) -> TryPaths:
-        """Paths of the try's own files in the workspace."""
-        return TryPaths(self.bucket, self.id)
+    def paths(self) -> AttemptPaths:
+        """Paths of the attempt's own files in the workspace."""
+        return AttemptPaths(self.bucket, self.id)
 
 
 IDENTITY = (
     "site", "job", "rule", "name", "fingerprint", "made_of", "created", "after", "logs",
     "segment", "segments", "follows",
 )  # fmt: skip
-"""What a place has to know of a try, so that a journal that does not can take it up."""
+"""What a place has to know of an attempt, so that a journal that does not can take it up."""
 _IDENTITY_BYTES = 16 << 10
 
 
-def encode_identity(record: TryRecord, members: Mapping[str, str]) -> str:
-    """Return a try's identity as one line of JSON, for its claim.
+def encode_identity(record: AttemptRecord, members: Mapping[str, str]) -> str:
+    """Return an attempt's identity as one line of JSON, for its claim.
 
     What changed since its submission cannot be told later if that line would be too long for a
     script; empty if it is too long even so.
@@ -293,8 +293,8 @@ def encode_identity(record: TryRecord, members: Mapping[str, str]) -> str:
     return ""
 
 
-def turn_of(before: Iterable[TryRecord]) -> float | None:
-    """Return when the last of some tries ended, by this machine's clock; None if one may run."""
+def turn_of(before: Iterable[AttemptRecord]) -> float | None:
+    """Return when the last of some attempts ended, by this machine's clock; None if one may run."""
     ends = [record.times.ended or record.finished for record in before]
     known = [end for end in ends if end is not None]
     return max(known, default=None) if len(known) == len(ends) else None
@@ -314,9 +314,9 @@ def _known_fields(kind: type[Asked | Used], text: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in names}
 
 
-def sent_try_ids(records: Iterable[TryRecord]) -> list[str]:
-    """Return the ids of the tries that a site may know and that are not final."""
-    return [r.id for r in records if r.state is not TryState.PLANNED and not r.state.final]
+def sent_attempt_ids(records: Iterable[AttemptRecord]) -> list[str]:
+    """Return the ids of the attempts that a site may know and that are not final."""
+    return [r.id for r in records if r.state is not AttemptState.PLANNED and not r.state.final]
 
 
 @dataclass(frozen=True)
@@ -465,7 +465,7 @@ def is_utf8(path: str) -> bool:
 
 
 class EventKind(StrEnum):
-    """What happened to a try; `TRACKED` and those after it happen to a workflow as well.
+    """What happened to an attempt; `TRACKED` and those after it happen to a workflow as well.
 
     TAKEN_UP: a segment's turn has come. CONCLUDED: its job does not go on after it. TRACKED: it has
     an MLflow run from now on. BEGUN: another Snakemake goes on with the workflow. SETTLED: it was
@@ -490,7 +490,7 @@ class Event:
 
     Attributes:
         seq: grows from event to event, also in a journal that was restored from its spare.
-        subject: the id of a try or of a workflow.
+        subject: the id of an attempt or of a workflow.
         time: seconds since the epoch.
     """
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from functools import cache
 from typing import Any, Final
 
-from .records import IDENTITY, TryState, is_utf8
+from .records import IDENTITY, AttemptState, is_utf8
 
 SCHEMA: Final = """
 CREATE TABLE workflow (
@@ -32,7 +32,7 @@ CREATE TABLE locks (
 CREATE TABLE buckets (
     place TEXT NOT NULL, bucket INTEGER NOT NULL, PRIMARY KEY (place, bucket)
 );
-CREATE TABLE tries (
+CREATE TABLE attempts (
     id TEXT PRIMARY KEY, site TEXT NOT NULL, place TEXT NOT NULL, bucket INTEGER NOT NULL,
     job TEXT NOT NULL, rule TEXT NOT NULL, name TEXT NOT NULL, fingerprint TEXT NOT NULL,
     made_of TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, outcome TEXT NOT NULL DEFAULT '',
@@ -44,39 +44,39 @@ CREATE TABLE tries (
     follows TEXT NOT NULL DEFAULT '', goes_on TEXT NOT NULL DEFAULT '',
     asked TEXT NOT NULL DEFAULT '', used TEXT NOT NULL DEFAULT ''
 );
-CREATE INDEX tries_job ON tries (job);
-CREATE INDEX tries_name ON tries (name);
-CREATE INDEX tries_bucket ON tries (site, bucket);
-CREATE INDEX tries_place ON tries (place, bucket);
-CREATE INDEX tries_after ON tries (after)
+CREATE INDEX attempts_job ON attempts (job);
+CREATE INDEX attempts_name ON attempts (name);
+CREATE INDEX attempts_bucket ON attempts (site, bucket);
+CREATE INDEX attempts_place ON attempts (place, bucket);
+CREATE INDEX attempts_after ON attempts (after)
     WHERE after <> '' AND state NOT IN ('done', 'abandoned');
 CREATE TABLE members (
-    try TEXT NOT NULL REFERENCES tries (id), job TEXT NOT NULL, name TEXT NOT NULL
+    attempt TEXT NOT NULL REFERENCES attempts (id), job TEXT NOT NULL, name TEXT NOT NULL
 );
-CREATE INDEX members_try ON members (try);
+CREATE INDEX members_attempt ON members (attempt);
 CREATE INDEX members_job ON members (job);
 CREATE INDEX members_name ON members (name);
 CREATE TABLE submissions (
-    try TEXT NOT NULL REFERENCES tries (id), site_job TEXT NOT NULL,
-    PRIMARY KEY (try, site_job)
+    attempt TEXT NOT NULL REFERENCES attempts (id), site_job TEXT NOT NULL,
+    PRIMARY KEY (attempt, site_job)
 );
-CREATE TABLE secrets (try TEXT PRIMARY KEY REFERENCES tries (id));
+CREATE TABLE secrets (attempt TEXT PRIMARY KEY REFERENCES attempts (id));
 CREATE TABLE allocations (
     tag TEXT PRIMARY KEY, site TEXT NOT NULL, pool TEXT NOT NULL, site_job TEXT NOT NULL,
     cores INTEGER NOT NULL, submitted REAL NOT NULL, started REAL, ended REAL,
     seconds INTEGER NOT NULL, used INTEGER NOT NULL
 );
 CREATE TABLE uses (
-    place TEXT NOT NULL, path TEXT NOT NULL, try TEXT NOT NULL REFERENCES tries (id),
-    checkpoint INTEGER NOT NULL, PRIMARY KEY (place, path, try, checkpoint)
+    place TEXT NOT NULL, path TEXT NOT NULL, attempt TEXT NOT NULL REFERENCES attempts (id),
+    checkpoint INTEGER NOT NULL, PRIMARY KEY (place, path, attempt, checkpoint)
 ) WITHOUT ROWID;
-CREATE INDEX uses_try ON uses (try);
+CREATE INDEX uses_attempt ON uses (attempt);
 CREATE TABLE made (
-    try TEXT NOT NULL, path TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (try, path)
+    attempt TEXT NOT NULL, path TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (attempt, path)
 );
 CREATE TABLE kept (
-    try TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
-    PRIMARY KEY (try, path)
+    attempt TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
+    PRIMARY KEY (attempt, path)
 );
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY, subject TEXT NOT NULL, kind TEXT NOT NULL, time REAL NOT NULL,
@@ -88,9 +88,9 @@ CREATE TABLE workflows (
     run INTEGER, data TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE tracked (
-    try TEXT PRIMARY KEY REFERENCES tries (id), workflow TEXT NOT NULL, number INTEGER NOT NULL,
-    behind INTEGER NOT NULL, follows TEXT NOT NULL, status TEXT NOT NULL DEFAULT '',
-    data TEXT NOT NULL DEFAULT '', given TEXT NOT NULL DEFAULT ''
+    attempt TEXT PRIMARY KEY REFERENCES attempts (id), workflow TEXT NOT NULL,
+    number INTEGER NOT NULL, behind INTEGER NOT NULL, follows TEXT NOT NULL,
+    status TEXT NOT NULL DEFAULT '', data TEXT NOT NULL DEFAULT '', given TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX tracked_workflow ON tracked (workflow);
 CREATE INDEX tracked_follows ON tracked (follows);
@@ -136,7 +136,7 @@ _FACTS: Final = {
     "workflow": ("workflow", "", ()),
     "site": ("sites", "site", ()),
     "number": ("places", "place", ()),
-    "try": ("tries", "id", ("members", "uses", "tracked", "workflows")),
+    "attempt": ("attempts", "id", ("members", "uses", "tracked", "workflows")),
     "stored": ("stored", "path", ("remote_files", "links")),
 }
 """The table of each kind of fact in a spare, the column with its name, and further tables."""
@@ -171,10 +171,10 @@ def is_fact(kind: str, name: str, rows: Sequence[tuple[str, Mapping[str, Any]]])
     own = rows[0][1]
     if rows[0][0] != table or (key and own.get(key) != name):
         return False
-    if kind == "try" and own.get("state") not in list(TryState):
+    if kind == "attempt" and own.get("state") not in list(AttemptState):
         return False
     return all(other in others for other, _ in rows[1:]) and all(
-        row.get("try", name) == name and _is_value(row.get(column), column, sort, needed=needed)
+        row.get("attempt", name) == name and _is_value(row.get(column), column, sort, needed=needed)
         for other, row in rows
         for column, sort, needed in _columns()[other]
     )
@@ -188,9 +188,9 @@ def decode_identity(line: str) -> dict[str, Any] | None:
         members = dict(facts["members"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
-    own = {**known, "id": "", "place": "", "bucket": 0, "state": TryState.SUBMITTING}
-    rows = [{"try": "", "job": job, "name": name} for job, name in members.items()]
-    fits = is_fact("try", "", [("tries", own), *(("members", row) for row in rows)])
+    own = {**known, "id": "", "place": "", "bucket": 0, "state": AttemptState.SUBMITTING}
+    rows = [{"attempt": "", "job": job, "name": name} for job, name in members.items()]
+    fits = is_fact("attempt", "", [("attempts", own), *(("members", row) for row in rows)])
     return {**known, "members": members} if fits else None
 
 

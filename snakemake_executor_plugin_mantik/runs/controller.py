@@ -210,7 +210,7 @@ class _Controller:
         except MantikError as error:
             sys.stderr.write(f"{error}\n")
             code = 2
-        if not self._directory.has_left_tries:
+        if not self._directory.has_left_attempts:
             self._directory.write_end(code)
             self._settle()
         return code

@@ -16,7 +16,7 @@ from ..common.locks import is_locked
 from ..common.state_directory import STATE, data_home, make_private, replace_file
 from ..config.model import BackendConfig
 from ..config.reading import KINDS, check_site_name, parse_backend_config, read_configs
-from ..journal import JOURNAL_FILE, TryRecord, TryState, read_history
+from ..journal import JOURNAL_FILE, AttemptRecord, AttemptState, read_history
 from ..mlproject.command_line import ContinueOptions
 
 RUNS_VARIABLE: Final = "MANTIK_RUNS"
@@ -105,15 +105,15 @@ class RunDirectory:
         return self.path / self.request.folder
 
     @property
-    def tries(self) -> list[TryRecord]:
-        """The tries of its job, the oldest first; none if there is no journal yet."""
+    def attempts(self) -> list[AttemptRecord]:
+        """The attempts of its job, the oldest first; none if there is no journal yet."""
         state = self.workdir / STATE
         return read_history(state) if (state / JOURNAL_FILE).exists() else []
 
     @property
-    def has_left_tries(self) -> bool:
+    def has_left_attempts(self) -> bool:
         """Whether a job may still run, or has ended but is not committed yet."""
-        return any(each.may_run or each.state is TryState.ENDED for each in self.tries)
+        return any(each.may_run or each.state is AttemptState.ENDED for each in self.attempts)
 
     @property
     def alive(self) -> bool:

@@ -156,7 +156,7 @@ def _names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
             for name in (n for target in targets for n in ast.walk(target)):
                 if isinstance(name, ast.Name):
                     yield name.id, node
-        else:  # if, try, with
+        else:  # if, attempt, with
             for field in ("body", "orelse", "finalbody"):
                 yield from _names(getattr(node, field, ()))
             for handler in getattr(node, "handlers", ()):

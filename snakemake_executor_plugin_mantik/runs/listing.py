@@ -23,7 +23,7 @@ from .submit import remove_aborted
 _OURS: Final = "mantik/"
 """The prefix of the metrics that tracking adds."""
 DIRECTORY_OF: Final = "mantik.run"
-"""The tag of the MLflow run of a later try: the run whose directory it belongs to."""
+"""The tag of the MLflow run of a later attempt: the run whose directory it belongs to."""
 _ID: Final = re.compile(r"[0-9a-f]{4,32}")
 _WAITS: Final = "SCHEDULED"
 """MLflow's status of a run whose job has not started."""
@@ -172,10 +172,10 @@ def make_row(run: Any, experiment: str, here: RunDirectory | None, store: RunSto
     why = str(tags.get(WAITING_REASON, "")) if state == _WAITS else ""
     waited = run.data.metrics.get(f"{_OURS}queued_seconds")
     ran = run.data.metrics.get(f"{_OURS}running_seconds")
-    if here is not None and (tries := here.tries):
-        of_run = [t for t in tries if t.id == tags.get("mantik.attempt_id")] or tries[:1]
+    if here is not None and (attempts := here.attempts):
+        of_run = [t for t in attempts if t.id == tags.get("mantik.attempt_id")] or attempts[:1]
         if of_run[0].segments:  # MLflow has the sums
-            of_run = [t for t in tries if t.site_jobs and not t.state.final] or of_run
+            of_run = [t for t in attempts if t.site_jobs and not t.state.final] or of_run
         else:
             waited, ran = of_run[0].waited or waited, of_run[0].ran or ran
         why = of_run[0].hindrance
@@ -201,8 +201,8 @@ def make_row(run: Any, experiment: str, here: RunDirectory | None, store: RunSto
 
 def make_local_row(here: RunDirectory) -> RunRow:
     """Make the row of a run of this machine from what is known here, without MLflow."""
-    request, tries = here.request, here.tries
-    last = tries[-1] if tries else None
+    request, attempts = here.request, here.attempts
+    last = attempts[-1] if attempts else None
     state = _WAITS if last is None or last.started is None else "RUNNING"
     return RunRow(
         run_id=request.run_id, name=request.name, experiment=request.experiment,

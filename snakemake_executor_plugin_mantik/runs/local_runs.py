@@ -14,10 +14,10 @@ from ..common.errors import MantikError, UserError
 from ..common.state_directory import STATE
 from ..config.reading import read_config_named
 from ..connections.connect import visit_site
-from ..journal import JOURNAL_FILE, TryRecord
+from ..journal import JOURNAL_FILE, AttemptRecord
 from ..sites.base import Site
 from ..views.sites import LOOK_S, PIECE, JobLog
-from ..views.workflow import present_tries
+from ..views.workflow import present_attempts
 from . import controller
 from .directories import NEW_PREFIX, RunDirectory, runs_home
 
@@ -105,7 +105,7 @@ def _without_controller(run: RunDirectory, say: Callable[[str], None]) -> None:
     with lock:
         if (run.workdir / STATE / JOURNAL_FILE).exists():
             _smk_mantik(run, say, "cancel", "--all")
-        if run.has_left_tries:
+        if run.has_left_attempts:
             raise MantikError(
                 f"{run.request.site} did not confirm that the job was cancelled, or the job had"
                 " already ended",
@@ -207,7 +207,7 @@ def write_job_log(run: RunDirectory, write: _Write, *, follow: bool) -> bool:
     """
     source = JobLog(
         run.workdir,
-        lambda: next(reversed(present_tries(run.tries)), None),
+        lambda: next(reversed(present_attempts(run.attempts)), None),
         lambda record: _site(run, record),
         is_controlled=lambda: run.alive,
         is_over=lambda: not run.alive,
@@ -215,8 +215,8 @@ def write_job_log(run: RunDirectory, write: _Write, *, follow: bool) -> bool:
     return asyncio.run(source.copy(write, follow=follow))
 
 
-def _site(run: RunDirectory, record: TryRecord) -> AbstractAsyncContextManager[Site]:
-    """Connect to the site of a try, independently of the controller."""
+def _site(run: RunDirectory, record: AttemptRecord) -> AbstractAsyncContextManager[Site]:
+    """Connect to the site of an attempt, independently of the controller."""
     path = str(run.path / run.request.config)
     loaded = read_config_named(record.site, path, run.workdir, project=None)
     return visit_site(record.site, loaded, run.workdir, run.request.account or None)

@@ -101,8 +101,8 @@ class Submission:
     """A job that is ready to be submitted.
 
     Attributes:
-        tag: key for `Site.find`: the try's UUID; letters, digits and `-` only, 40 at most: `_` is a
-            wildcard of lists, and a blank makes two of one.
+        tag: key for `Site.find`: the attempt's UUID; letters, digits and `-` only, 40 at most: `_`
+            is a wildcard of lists, and a blank makes two of one.
         name: readable name, any text; the site shortens and cleans it.
         script: the complete bash script; exits with 0 in any case if `after_on_login` is set.
         before_on_login, after_on_login: commands run on the login node, outside the job.
@@ -111,8 +111,8 @@ class Submission:
             refuses them.
         after: the scheduler's ids of the jobs that have to end, in whatever way, before it starts.
         beside: files of the workspace, by path, to be uploaded before it is submitted.
-        bucket: where its marker will be (`jobs.paths.TryPaths`).
-        behind: the tries that make some of its inputs, as BUCKET/UUID, for an agent of a pool.
+        bucket: where its marker will be (`jobs.paths.AttemptPaths`).
+        behind: the attempts that make some of its inputs, as BUCKET/UUID, for an agent of a pool.
     """
 
     tag: str

@@ -24,7 +24,7 @@ from ..common.errors import (
     SiteUnreachable,
     UserError,
 )
-from ..jobs.paths import TRIES
+from ..jobs.paths import ATTEMPTS
 from ..jobs.pools import (
     MARK_BYTES,
     Allocation,
@@ -285,7 +285,7 @@ class _Pools:
         self, path: str, *, offset: int = 0, size: int | None = None
     ) -> AsyncGenerator[bytes, None]:
         """See `Site.get`; markers of a pool's jobs come together."""
-        folder, _, name = path.partition(f"{TRIES}/")
+        folder, _, name = path.partition(f"{ATTEMPTS}/")
         if name and not folder and not offset and size is not None and size <= MARK_BYTES:
             content = await self._mark(name)
             if content is not None and len(content) == size:

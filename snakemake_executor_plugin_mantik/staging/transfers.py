@@ -190,9 +190,9 @@ async def _not_whole(site: Site, path: str, here: int, size: int) -> NoReturn:
 
 
 class OutputStaging:
-    """Temporary paths of one try's outputs until all of them are complete and `settled`."""
+    """Temporary paths of one attempt's outputs until all of them are complete and `settled`."""
 
-    def __init__(self, workdir: Path, try_id: str, outputs: Iterable[str]) -> None:
+    def __init__(self, workdir: Path, attempt_id: str, outputs: Iterable[str]) -> None:
         """Prepare for `outputs`, the paths in the workspace that the rule declares."""
         self.settled = False
         self._workdir = workdir
@@ -202,7 +202,7 @@ class OutputStaging:
         outer = [p for p in declared if not any(str(up) in declared for up in PurePath(p).parents)]
         # Numbered, since a suffix to a long name would make it too long.
         self._roots = {
-            path: str(local_path(path, workdir).with_name(f".{try_id[:8]}-{number}{SUFFIX}"))
+            path: str(local_path(path, workdir).with_name(f".{attempt_id[:8]}-{number}{SUFFIX}"))
             for number, path in enumerate(outer)
         }
 

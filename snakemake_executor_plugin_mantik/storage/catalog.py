@@ -26,12 +26,12 @@ from ..engine.messages import stays_message
 from ..jobs.paths import display_path, is_at, local_path, nearest
 from ..journal import (
     TIMESTAMP,
+    AttemptRecord,
     FileLedger,
     FileRecord,
     Journal,
     StoredOutput,
     StoredOutputs,
-    TryRecord,
     content_name,
     has_backup,
     is_utf8,
@@ -369,7 +369,7 @@ class Catalog:
                         (self._workdir / above).rmdir()
                 if self.home(at).exists():
                     return
-            users: list[TryRecord] = []
+            users: list[AttemptRecord] = []
             try:
                 if not output.here and not (
                     users := read_uses(self._workdir / STATE, output.place, path)

@@ -1,6 +1,6 @@
 """Track workflows and jobs (of MLproject entry points, or all) as MLflow runs.
 
-    engine ──▶ journal: events of each try ──▶ process ──▶ MLflow
+    engine ──▶ journal: events of each attempt ──▶ process ──▶ MLflow
        │          ▲                              ▲
        └─ Tracker ┘ describes their runs         │
                                                  │

@@ -19,15 +19,15 @@ from ..common.state_directory import STATE
 from ..journal import (
     GOES_ON,
     JOURNAL_FILE,
+    AttemptRecord,
     Event,
     EventKind,
-    TrackedTry,
-    TryRecord,
+    TrackedAttempt,
     connect,
     read_adopted,
+    read_attempts,
     read_events,
     read_tracked,
-    read_tries,
 )
 from .store import DIRECTORY
 
@@ -37,7 +37,8 @@ _LOCK_WAIT_S = 5.0
 """The most seconds to wait while another process writes; a write takes about a millisecond."""
 
 ALL = ""
-"""In place of a try or workflow: its `seq` is the event up to which everything is published."""
+"""In place of an attempt or workflow: its `seq` is the event up to which everything is
+published."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class PublishedRun:
     """A run at MLflow.
 
     Attributes:
-        id: the try or workflow that it was created for.
+        id: the attempt or workflow that it was created for.
         run_id: MLflow's id; empty until MLflow has created it.
         members: MLflow's ids of the runs of a group's members, by number.
         steps: the last step of each metric that earlier segments have logged, as far as known.
@@ -95,7 +96,7 @@ class Cursor:
         self._db.close()
 
     def run(self, run_of: str) -> PublishedRun:
-        """Return the run of a try or workflow, as far as it is published."""
+        """Return the run of an attempt or workflow, as far as it is published."""
         with self._lock:
             return PublishedRun(run_of, **self._read(run_of))
 
@@ -112,23 +113,23 @@ class Cursor:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A try that has a run, or a workflow, as the journal knows it now.
+    """An attempt that has a run, or a workflow, as the journal knows it now.
 
     Attributes:
         data: what its run is created with.
         created: seconds since the epoch.
-        tracked, record: the try; None for a workflow.
+        tracked, record: the attempt; None for a workflow.
     """
 
     id: str
     data: Mapping[str, Any]
     created: float
-    tracked: TrackedTry | None = None
-    record: TryRecord | None = None
+    tracked: TrackedAttempt | None = None
+    record: AttemptRecord | None = None
 
     @property
     def head(self) -> str:
-        """The try or workflow that the run was created for."""
+        """The attempt or workflow that the run was created for."""
         return str(self.data.get("head") or self.id)
 
     @property
@@ -147,10 +148,10 @@ class Log:
         self.db = db
 
     def run(self, run_of: str) -> LoggedRun | None:
-        """Return a try that has a run, or a workflow; None if it has none."""
+        """Return an attempt that has a run, or a workflow; None if it has none."""
         tracked = read_tracked(self.db, run_of)
         if tracked is not None:
-            records = read_tries(self.db, "WHERE id = ?", (run_of,))
+            records = read_attempts(self.db, "WHERE id = ?", (run_of,))
             if not tracked.data or not records:
                 return None
             return LoggedRun(run_of, tracked.data, records[0].created, tracked, records[0])
@@ -160,37 +161,37 @@ class Log:
         return LoggedRun(run_of, json.loads(row["data"]), row["created"]) if row else None
 
     def events(self, after: int = 0, *, of: str = "") -> list[Event]:
-        """Return the events after one, of one try or workflow or of all."""
+        """Return the events after one, of one attempt or workflow or of all."""
         return read_events(self.db, after, subject=of)
 
-    def end(self, try_id: str) -> Event | None:
-        """Return how a try has ended; the first time counts."""
-        found = (e for e in self.events(of=try_id) if e.kind is EventKind.ENDED)
+    def end(self, attempt_id: str) -> Event | None:
+        """Return how an attempt has ended; the first time counts."""
+        found = (e for e in self.events(of=attempt_id) if e.kind is EventKind.ENDED)
         return next(found, None)
 
     def sharing(self, head: str) -> list[str]:
-        """Return the tries whose run was created for one of them, in their order.
+        """Return the attempts whose run was created for one of them, in their order.
 
         They are of the same job: to look at those of all jobs would take longer with each job.
         """
         rows = self.db.execute(
-            "SELECT try FROM tracked JOIN tries ON tries.id = try"
-            " WHERE job = (SELECT job FROM tries WHERE id = ?)"
-            " AND (try = ? OR data <> '' AND json_extract(data, '$.head') = ?)"
+            "SELECT attempt FROM tracked JOIN attempts ON attempts.id = attempt"
+            " WHERE job = (SELECT job FROM attempts WHERE id = ?)"
+            " AND (attempt = ? OR data <> '' AND json_extract(data, '$.head') = ?)"
             " ORDER BY tracked.rowid",
             (head, head, head),
         )
-        return [row["try"] for row in rows]
+        return [row["attempt"] for row in rows]
 
-    def tries(self, head: str) -> list[LoggedRun]:
-        """Return the tries that share a run, without those that wait for the one before."""
+    def attempts(self, head: str) -> list[LoggedRun]:
+        """Return the attempts that share a run, without those that wait for the one before."""
         found = map(self.run, self.sharing(head))
         return [run for run in found if run and run.tracked and not run.tracked.behind]
 
-    def jobs(self, workflow: str) -> list[tuple[TrackedTry, TryRecord]]:
-        """Return all tries of a workflow, the oldest first."""
-        records = read_tries(
-            self.db, "WHERE id IN (SELECT try FROM tracked WHERE workflow = ?)", (workflow,)
+    def jobs(self, workflow: str) -> list[tuple[TrackedAttempt, AttemptRecord]]:
+        """Return all attempts of a workflow, the oldest first."""
+        records = read_attempts(
+            self.db, "WHERE id IN (SELECT attempt FROM tracked WHERE workflow = ?)", (workflow,)
         )
         pairs = ((read_tracked(self.db, record.id), record) for record in records)
         return [(tracked, record) for tracked, record in pairs if tracked is not None]
@@ -204,14 +205,14 @@ class Log:
         return json.loads(row["pipeline"]) if row is not None and row["pipeline"] else None
 
     def running(self) -> list[str]:
-        """Return the tries with runs of their own that may log now."""
+        """Return the attempts with runs of their own that may log now."""
         rows = self.db.execute(
-            "SELECT try FROM tracked WHERE status = '' AND data <> '' AND NOT behind"
+            "SELECT attempt FROM tracked WHERE status = '' AND data <> '' AND NOT behind"
         )
-        return [row["try"] for row in rows]
+        return [row["attempt"] for row in rows]
 
     def unpublished(self, cursor: Cursor) -> dict[str, list[Event]]:
-        """Return the events to publish, by try or workflow, in the order of the first of each.
+        """Return the events to publish, by attempt or workflow, in the order of the first of each.
 
         Segments that wait for the one before are left out until their turn comes.
         """
@@ -241,12 +242,12 @@ def count_unpublished(workdir: Path) -> int:
 
 
 def is_reported(workdir: Path, run_id: str) -> bool:
-    """Return whether the end of the run that a try has adopted, which has this id, is published."""
+    """Return whether the end of the run of this id, which an attempt has adopted, is published."""
     with closing(Cursor(workdir)) as cursor, open_log(workdir) as log:
         return any(
-            (tracked := read_tracked(log.db, try_id)) is not None
+            (tracked := read_tracked(log.db, attempt_id)) is not None
             and tracked.status not in ("", GOES_ON)
-            and (end := log.end(try_id)) is not None
-            and cursor.run(try_id).seq >= end.seq
-            for try_id in log.sharing(read_adopted(log.db, run_id))
+            and (end := log.end(attempt_id)) is not None
+            and cursor.run(attempt_id).seq >= end.seq
+            for attempt_id in log.sharing(read_adopted(log.db, run_id))
         )

@@ -1,15 +1,15 @@
 """The process that publishes to MLflow: `python -m` with this module reads the journal's log.
 
-It publishes what is new in the log of the working directory, and what running jobs log, each try by
-a thread of its own; making runs goes first, since jobs wait for that.
+It publishes what is new in the log of the working directory, and what running jobs log, each
+attempt by a thread of its own; making runs goes first, since jobs wait for that.
 
 Input only wakes it up. The end of its input means that the controller has ended. Then it ends as
 soon as everything is published, or MLflow does not answer, and after `DRAIN_S` at the latest. The
 next one publishes what is left; `smk-mantik track` starts one for that.
 
-It answers with JSON, one object per line: `{"try": …}` when MLflow has created a run,
-`{"down": WHY, "tries": […]}` when MLflow cannot be updated for these tries, and `{"tell": TEXT}`
-for the user.
+It answers with JSON, one object per line: `{"attempt": …}` when MLflow has created a run,
+`{"down": WHY, "attempts": […]}` when MLflow cannot be updated for these attempts, and `{"tell":
+TEXT}` for the user.
 """
 
 import fcntl
@@ -46,7 +46,7 @@ _FAILURES = 2
 MAKERS = 4
 """Runs to create at the same time: a server may be far away, and jobs wait."""
 _OTHERS, _ENDING = 4, 3
-"""Most tries to publish at the same time, and of these the most ends, which may take long."""
+"""Most attempts to publish at the same time, and of these the most ends, which may take long."""
 _UPDATE_S = 60.0
 """The least seconds between two updates of a workflow's run (counts and pictures)."""
 DRAIN_S = 600.0
@@ -79,13 +79,13 @@ class _Place:
 
 @dataclass
 class _Item:
-    """A try or workflow of which something is not published.
+    """An attempt or workflow of which something is not published.
 
     Attributes:
         seq: the first event that is not published, for the order.
         making: whether its run must be created first.
         ends: whether its end is among what is to be published.
-        live: the states of what running jobs of it have logged, by their tries, if that is new.
+        live: the states of what running jobs of it have logged, by their attempts, if that is new.
         failures: how often its publication has failed.
         at: when it may be published, by the monotonic clock.
     """
@@ -171,8 +171,8 @@ class Worker:
                 if (tracked := read_tracked(log.db, subject)) is not None:
                     self._changed.add(tracked.workflow)
             self._read = new[-1].seq if new else self._read
-            for try_id in log.running():
-                self._note_live(log, try_id)
+            for attempt_id in log.running():
+                self._note_live(log, attempt_id)
             now = time.monotonic()
             for workflow in list(self._changed):
                 due = self._updated.get(workflow, now - _UPDATE_S) + _UPDATE_S
@@ -184,11 +184,11 @@ class Worker:
                     self._items[workflow] = self._item(run, self._read)
 
     def _note(self, log: Log, subject: str) -> None:
-        """Note what is not published of a try's run, or of a workflow."""
+        """Note what is not published of an attempt's run, or of a workflow."""
         run = log.run(subject)
         if run is None or (run.tracked is not None and run.tracked.behind):
             return
-        sharing = log.tries(run.head) if run.tracked is not None else [run]
+        sharing = log.attempts(run.head) if run.tracked is not None else [run]
         events = [e for t in sharing for e in log.events(self._cursor.run(t.id).seq, of=t.id)]
         if events:
             item = self._items.get(run.head) or self._item(run, min(e.seq for e in events))
@@ -197,17 +197,17 @@ class Worker:
         elif run.tracked and run.head in self._items and not self._items[run.head].live:
             del self._items[run.head]  # it was published meanwhile
 
-    def _note_live(self, log: Log, try_id: str) -> None:
+    def _note_live(self, log: Log, attempt_id: str) -> None:
         """Note whether the copy of what a job logs (`engine.live_copies`) has grown."""
         try:
-            found = (self._workdir / copy_directory(try_id) / _POSITION).stat()
+            found = (self._workdir / copy_directory(attempt_id) / _POSITION).stat()
         except OSError:
             return
         stamp = (found.st_mtime_ns, found.st_ino)
-        run = log.run(try_id) if self._stamps.get(try_id) != stamp else None
+        run = log.run(attempt_id) if self._stamps.get(attempt_id) != stamp else None
         if run is not None and run.head not in self._busy:
             item = self._items.setdefault(run.head, self._item(run, self._read))
-            item.live[try_id] = stamp
+            item.live[attempt_id] = stamp
 
     def _item(self, run: LoggedRun, seq: int) -> _Item:
         making = not self._cursor.run(run.head).run_id
@@ -279,7 +279,7 @@ class Worker:
         sys.stderr.write(f"{subject}: {why}\n")
         place = item.place
         concerned = [s for s, other in self._items.items() if other.place is place]
-        self._answer({"down": why[:300], "tries": [subject, *concerned]})
+        self._answer({"down": why[:300], "attempts": [subject, *concerned]})
         now = time.monotonic()
         item.failures += 1
         item.at = now + min(_FIRST_WAIT_S * 2 ** (item.failures - 1), _LONGEST_WAIT_S)

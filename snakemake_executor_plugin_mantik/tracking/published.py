@@ -115,7 +115,7 @@ class Replay:
     store: Path
     published: Published
     notify: Callable[[str], None]
-    try_id: str
+    attempt_id: str
     run_id: str
     experiment_id: str
     source_id: str

@@ -1,4 +1,4 @@
-"""Publish the events of a try, a group's members or a workflow to MLflow: needs mlflow.
+"""Publish the events of an attempt, a group's members or a workflow to MLflow: needs mlflow.
 
 Whatever was published before, by another process too, is not published twice. If MLflow fails, its
 client's exception comes through all of the process's modules: try again later.
@@ -46,17 +46,17 @@ from .segments import (
     run_state,
     workflow_figures,
 )
-from .store import copy_directory, member_ends, store_directory, try_directory
+from .store import attempt_directory, copy_directory, member_ends, store_directory
 
 _MOST_SAID = 20
 """The most lines that the user sees about a run: a job may write a million invalid values."""
 _ATTEMPT_ID = "mantik.attempt_id"
 RETRY_OF = "mantik.retry_of"
-"""The tag that names the run of the previous try, which did not finish."""
+"""The tag that names the run of the previous attempt, which did not finish."""
 DETACHED: Final = "mantik.detached"
 """The tag that holds since when the workflow's jobs continue without a controller."""
 _MEMBER: Final = "mantik.group_member"
-"""The tag that names the try of a group and the number of the member that a run belongs to."""
+"""The tag that names the attempt of a group and the number of the member that a run belongs to."""
 _LONGEST_ENDS: Final = 1 << 20
 _ENDS = (EventKind.ENDED, EventKind.SETTLED, EventKind.CONCLUDED)
 
@@ -68,7 +68,7 @@ class _At:
     Attributes:
         client: for the run's server.
         there: its run at MLflow.
-        own: up to where the try is published; its run may be that of an earlier one.
+        own: up to where the attempt is published; its run may be that of an earlier one.
         new: what has happened to it since.
     """
 
@@ -97,7 +97,7 @@ class _At:
 
 
 class Publisher:
-    """Publishes tries and workflows; several threads may, each another one."""
+    """Publishes attempts and workflows; several threads may, each another one."""
 
     def __init__(
         self, workdir: Path, cursor: Cursor, answer: Callable[[Mapping[str, Any]], None]
@@ -114,7 +114,7 @@ class Publisher:
         self._experiments: dict[tuple[str, str, str], tuple[str, str]] = {}
 
     def make(self, run_of: str) -> None:
-        """Create the run of a try or workflow, if needed: a job waits for its id."""
+        """Create the run of an attempt or workflow, if needed: a job waits for its id."""
         with open_log(self._workdir) as log:
             if (run := log.run(run_of)) is not None:
                 self._make(log, run)
@@ -144,7 +144,7 @@ class Publisher:
             if values is None:
                 values = self._create(client, uri, run, links, again=there.making)
             self._cursor.set(run.id, uri=uri, **values)
-        self._answer({"try": run.id})
+        self._answer({"attempt": run.id})
         return self._cursor.run(run.id)
 
     def _create(
@@ -190,7 +190,7 @@ class Publisher:
         return there.run_id if there.uri == _uri(run) else ""
 
     def _adopt(self, client: MlflowClient, run: LoggedRun) -> dict[str, object] | None:
-        """Use the run that was created before the try; return None if it no longer exists.
+        """Use the run that was created before the attempt; return None if it no longer exists.
 
         Keeps the tags that it already has (its name, the source of its project).
         """
@@ -209,7 +209,7 @@ class Publisher:
         }  # fmt: skip
 
     def publish(self, run_of: str, *, live: bool = False) -> None:
-        """Publish what is new of a workflow, or of all tries that share a run with a try.
+        """Publish what is new of a workflow, or of all attempts that share a run with an attempt.
 
         Creates the run first, if needed. With `live` also what running jobs have logged.
         """
@@ -226,7 +226,7 @@ class Publisher:
             client = self._client(there.uri)
             found = [
                 _At(log, client, each, there, own[each.id], new[each.id])
-                for each in (log.tries(run.id) if run.tracked else [run])
+                for each in (log.attempts(run.id) if run.tracked else [run])
                 if each.id in own  # a retry may have joined since
             ]
             for at in found:
@@ -240,16 +240,16 @@ class Publisher:
                 update = partial(_update_workflow_run, client, log, run, there.run_id)
                 self._accepted(found[0], partial(update, new[run.id]))
             else:
-                self._tries(found, live=live)
+                self._attempts(found, live=live)
             for at in found:
                 if at.new:
                     self._cursor.set(at.run.id, seq=at.new[-1].seq)
                 if at.over:
                     self._told.pop(at.run.id, None)
-                    shutil.rmtree(self._workdir / try_directory(at.run.id), ignore_errors=True)
+                    shutil.rmtree(self._workdir / attempt_directory(at.run.id), ignore_errors=True)
 
-    def _tries(self, found: Sequence[_At], *, live: bool) -> None:
-        """Publish the ends of tries, what those that run have logged, and the state of the last."""
+    def _attempts(self, found: Sequence[_At], *, live: bool) -> None:
+        """Publish the ends of attempts, what running ones have logged, and the last one's state."""
         try:
             for number, at in enumerate(found, 1):
                 if at.end is not None:
@@ -267,7 +267,7 @@ class Publisher:
             self._accepted(found[-1], partial(self._show, found))
 
     def _show(self, found: Sequence[_At]) -> None:
-        """Let the run show the state of the last of its tries."""
+        """Let the run show the state of the last of its attempts."""
         at, head = found[-1], found[0].run.head
         state = run_state(at.log, [each.run for each in found])
         tags, before = dict(state.tags), self._shown.get(head)
@@ -330,7 +330,7 @@ class Publisher:
         for number, member_run in at.there.members.items():
             self._params(at, member_run, at.run.data["members"][number]["params"])
         if at.run.tracked is None:
-            files = self._workdir / try_directory(at.run.id) / ARTIFACT_FOLDER
+            files = self._workdir / attempt_directory(at.run.id) / ARTIFACT_FOLDER
             if files.is_dir():  # the Snakefile and the backend configs
                 at.client.log_artifacts(at.there.run_id, str(files), ARTIFACT_FOLDER)
 
@@ -354,16 +354,18 @@ class Publisher:
 
     # The end
 
-    def _end(self, at: _At, tries: Sequence[LoggedRun], end: Event) -> None:
-        """Publish the end of the last of these tries, and what its job has left."""
+    def _end(self, at: _At, attempts: Sequence[LoggedRun], end: Event) -> None:
+        """Publish the end of the last of these attempts, and what its job has left."""
         assert at.run.record is not None
         assert at.run.tracked is not None
         status = at.run.tracked.status
         # Where the site's clock is known to the second only, one may seem to end before another
         # that it goes on after; MLflow sorts by time.
-        before = [each.record.times.ended or 0.0 for each in tries[:-1] if each.record is not None]
+        before = [
+            each.record.times.ended or 0.0 for each in attempts[:-1] if each.record is not None
+        ]
         moment = int(max([at.run.record.times.ended or end.time, *before]) * 1000)
-        figures, step = end_figures(at.log, tries, end)
+        figures, step = end_figures(at.log, attempts, end)
         metrics = [Metric(name, value, moment, step) for name, value in figures.items()]
         self._accepted(at, partial(at.client.log_batch, at.there.run_id, metrics=metrics))
         what = "the rest of what the job logged is left out"
@@ -371,7 +373,7 @@ class Publisher:
         left = status if status != GOES_ON else "KILLED"
         self._accepted(at, lambda: self._store(at, directory, left, doubt=doubt), what)
         self._end_members(at, moment, finished=status == "FINISHED")
-        self._accepted(at, lambda: self._files(at, tries, end), what)
+        self._accepted(at, lambda: self._files(at, attempts, end), what)
 
     def _end_members(self, at: _At, moment: int, *, finished: bool = False) -> None:
         """End the runs of a group's members; `finished` is whether the group has, `moment` in ms.
@@ -393,12 +395,12 @@ class Publisher:
             unless_refused(partial(at.client.log_batch, run_id, metrics=metrics, tags=tags))
             unless_refused(partial(at.client.set_terminated, run_id, ended, moment))
 
-    def _files(self, at: _At, tries: Sequence[LoggedRun], end: Event) -> None:
+    def _files(self, at: _At, attempts: Sequence[LoggedRun], end: Event) -> None:
         """Upload script, log and backend config, unless the segment is submitted again."""
         assert at.run.tracked is not None
         status, folders = at.run.tracked.status, [ARTIFACT_FOLDER]
-        if segments := list_segments(at.log, tries):
-            own = segments[-1]["try"] == at.run.id
+        if segments := list_segments(at.log, attempts):
+            own = segments[-1]["attempt"] == at.run.id
             if status == GOES_ON:
                 if not own:
                     return
@@ -406,8 +408,8 @@ class Publisher:
                 folders = [f"{ARTIFACT_FOLDER}/segment-{segments[-1]['segment']}"]
             elif at.run.one and own and status != "FINISHED":
                 # A retry may replace the others.
-                folders.append(f"{ARTIFACT_FOLDER}/try-{segments[-1]['segment']}")
-        directory = self._workdir / try_directory(at.run.id) / ARTIFACT_FOLDER
+                folders.append(f"{ARTIFACT_FOLDER}/attempt-{segments[-1]['segment']}")
+        directory = self._workdir / attempt_directory(at.run.id) / ARTIFACT_FOLDER
         for name, path in (
             ("backend-config.yaml", at.run.data["config"]),
             ("log.txt", end.data["log"]),
@@ -484,11 +486,11 @@ def _update_workflow_run(
     pipeline = log.pipeline(run.id)
     if pipeline is not None:
         members = read_members(log.db)
-        ahead = {tracked.try_id for tracked, _ in jobs if tracked.behind}
+        ahead = {tracked.attempt_id for tracked, _ in jobs if tracked.behind}
         found = overview_jobs([record for _, record in jobs], controlled=True, members=members)
-        tries = [replace(job, note=job.remark) for job in found if job.id not in ahead]
+        attempts = [replace(job, note=job.remark) for job in found if job.id not in ahead]
         over = end is not None
-        picture = make_picture(run.data["name"], pipeline, tries, now, over=over)
+        picture = make_picture(run.data["name"], pipeline, attempts, now, over=over)
         _draw(client, run.id, run_id, picture)
     if end is not None:
         client.set_terminated(run_id, end.data["status"], int(end.time * 1000))

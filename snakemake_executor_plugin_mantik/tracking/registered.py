@@ -129,7 +129,7 @@ def _artifact(at: Replay, run: RecordedRun, source: str) -> str:
 
 def _register(at: Replay, version: RecordedVersion, origin: _Origin) -> None:
     _describe_model(at, version.name)
-    mark = f"{at.try_id}/{version.name}/{version.number}"
+    mark = f"{at.attempt_id}/{version.name}/{version.number}"
     made = _find(at, origin.run_id, mark) if at.again else None
     if made is None:
         made = at.client.create_model_version(
@@ -207,7 +207,7 @@ def publish_model(at: Replay, model: RecordedModel) -> None:
 def _model(at: Replay, model: RecordedModel, run_id: str) -> tuple[str, str]:
     """Return the id and the artifact location of a model in MLflow; create it if needed."""
     experiment = at.published.experiments.get(model.experiment_id, at.experiment_id)
-    name = f"{at.try_id}/{model.id}"
+    name = f"{at.attempt_id}/{model.id}"
     known = None
     if model.id in at.published.models:
         known = at.client.get_logged_model(at.published.models[model.id])

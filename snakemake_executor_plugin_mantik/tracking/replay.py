@@ -147,7 +147,7 @@ def _make_run(at: Replay, source: RecordedStore, run: RecordedRun) -> None:
     )
     if experiment is None:
         return
-    mark = f"{at.try_id}/{run.id}"
+    mark = f"{at.attempt_id}/{run.id}"
     if at.again and (
         found := at.client.search_runs([experiment], f"tags.`{_SOURCE_RUN}` = '{mark}'")
     ):

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from ..common.errors import UserError
 from ..common.secret_names import MASK, is_secret
-from ..journal import TryRecord
+from ..journal import AttemptRecord
 from ..mlproject.entry import Call
 
 NAME_LENGTH = 250
@@ -43,7 +43,7 @@ class TrackedRun:
     Attributes:
         params: further parameters of the run.
         members: the names of a group's jobs.
-        one: whether a retry goes on in the run of the try before.
+        one: whether a retry goes on in the run of the attempt before.
         of_members: those of these jobs that have runs of their own below the group's, by number.
     """
 
@@ -108,7 +108,9 @@ def tracking_target(environ: Mapping[str, str], workdir: Path) -> TrackingTarget
     )
 
 
-def run_tags(run: TrackedRun, record: TryRecord, workdir: Path, snakefile: str) -> dict[str, str]:
+def run_tags(
+    run: TrackedRun, record: AttemptRecord, workdir: Path, snakefile: str
+) -> dict[str, str]:
     """Return the tags to create a run with: those of `mlflow run`, and ours.
 
     May run git, once per project.

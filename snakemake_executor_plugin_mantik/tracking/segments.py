@@ -1,4 +1,4 @@
-"""Describe what a run shows of its job: of its last try, and of all that it was continued by."""
+"""Describe what a run shows of its job: of its last attempt, and of all that continued it."""
 
 import json
 from collections import Counter
@@ -8,7 +8,15 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from ..jobs.pools import Allocation
-from ..journal import GOES_ON, Event, EventKind, TrackedTry, TryRecord, TryState, read_tries
+from ..journal import (
+    GOES_ON,
+    AttemptRecord,
+    AttemptState,
+    Event,
+    EventKind,
+    TrackedAttempt,
+    read_attempts,
+)
 from .cursor import Log, LoggedRun
 from .run import TAG_LENGTH, WAITING_REASON
 
@@ -21,12 +29,12 @@ STATE_TAGS: Final = frozenset(
 )  # fmt: skip
 """The tags that depend on a run's state; those of a retry stay."""
 _SAME: Final = "same segment"
-_OPEN: Final = (TryState.PLANNED, TryState.SUBMITTING, TryState.SUBMITTED)
+_OPEN: Final = (AttemptState.PLANNED, AttemptState.SUBMITTING, AttemptState.SUBMITTED)
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run: that of the last of its tries.
+    """The state of a run: that of the last of its attempts.
 
     Attributes:
         time: when the job ended, if it has; seconds since the epoch.
@@ -38,26 +46,29 @@ class RunState:
     tags: Mapping[str, str]
 
 
-def run_state(log: Log, tries: Sequence[LoggedRun]) -> RunState:
-    """Return the state of the run of these tries, the last one last."""
-    last = tries[-1]
+def run_state(log: Log, attempts: Sequence[LoggedRun]) -> RunState:
+    """Return the state of the run of these attempts, the last one last."""
+    last = attempts[-1]
     record, tracked = last.record, last.tracked
     assert record is not None
     assert tracked is not None
     known = {event.kind: event for event in log.events(of=last.id)}
     tags = {
         **last.data.get("retry", {}),
-        SEGMENTS_TAG: segments_tag(list_segments(log, tries)),
+        SEGMENTS_TAG: segments_tag(list_segments(log, attempts)),
         WAITING_REASON: "" if record.started is not None else record.waits or _behind(log, record),
     }
     jobs = [
-        (job, each.record.queue) for each in tries if each.record for job in each.record.site_jobs
+        (job, each.record.queue)
+        for each in attempts
+        if each.record
+        for job in each.record.site_jobs
     ]
     if jobs:
         tags["mantik.job_id"], tags["mantik.queue"] = jobs[-1]
     status, time = tracked.status, 0.0
     if status in ("", GOES_ON):
-        goes_on = len(tries) > 1 or status == GOES_ON
+        goes_on = len(attempts) > 1 or status == GOES_ON
         begun = record.started is not None or (goes_on and not last.one)
         status = "RUNNING" if begun else "SCHEDULED"
     else:
@@ -77,25 +88,27 @@ def run_state(log: Log, tries: Sequence[LoggedRun]) -> RunState:
     return RunState(status, time, {n: v[:TAG_LENGTH] for n, v in tags.items() if v})
 
 
-def _behind(log: Log, record: TryRecord) -> str:
+def _behind(log: Log, record: AttemptRecord) -> str:
     if not record.site_jobs:
         return ""
     makers = json.dumps([*record.makers.values()])
-    before = read_tries(log.db, "WHERE id IN (SELECT value FROM json_each(?))", (makers,))
+    before = read_attempts(log.db, "WHERE id IN (SELECT value FROM json_each(?))", (makers,))
     names = dict.fromkeys(maker.name for maker in before if maker.state in _OPEN)
     return f"waits for {', '.join(names)}" if names else ""
 
 
-def end_figures(log: Log, tries: Sequence[LoggedRun], end: Event) -> tuple[dict[str, float], int]:
-    """Return the metrics that the end of the last of these tries adds to its run, and the step."""
-    last = tries[-1]
+def end_figures(
+    log: Log, attempts: Sequence[LoggedRun], end: Event
+) -> tuple[dict[str, float], int]:
+    """Return the metrics that the last of these attempts adds at its end, and the step."""
+    last = attempts[-1]
     record, tracked = last.record, last.tracked
     assert record is not None
     assert tracked is not None
     code = end.data["exit_code"]
     if not record.segments and not last.one:
         return sum_figures([_entry(record, end, None, 1)], code), 0
-    entries, goes_on = list_segments(log, tries), tracked.status == GOES_ON
+    entries, goes_on = list_segments(log, attempts), tracked.status == GOES_ON
     if goes_on and end.data["successor"] == _SAME:
         return {}, 0
     concluded = any(event.kind is EventKind.CONCLUDED for event in log.events(of=last.id))
@@ -103,10 +116,10 @@ def end_figures(log: Log, tries: Sequence[LoggedRun], end: Event) -> tuple[dict[
     return used, max(0, len(entries) - 1)
 
 
-def list_segments(log: Log, tries: Sequence[LoggedRun]) -> list[dict[str, Any]]:
+def list_segments(log: Log, attempts: Sequence[LoggedRun]) -> list[dict[str, Any]]:
     """Return an entry for each of the segments, or retries in one run, that has ended."""
     entries: list[dict[str, Any]] = []
-    for each in tries:
+    for each in attempts:
         record, end = each.record, log.end(each.id)
         if record is None or end is None or end.data["successor"] == _SAME:
             continue
@@ -117,7 +130,7 @@ def list_segments(log: Log, tries: Sequence[LoggedRun]) -> list[dict[str, Any]]:
 
 
 def _entry(
-    record: TryRecord, end: Event, before: Mapping[str, Any] | None, number: int
+    record: AttemptRecord, end: Event, before: Mapping[str, Any] | None, number: int
 ) -> dict[str, Any]:
     """Return the entry of a segment that has ended; `before` is that of the one before."""
     ended, ran, queued = record.times.ended or end.time, record.ran, record.waited
@@ -126,7 +139,7 @@ def _entry(
         # It was in the queue while the one before ran.
         queued = min(queued, max(0.0, started - before["ended"]))
     return {
-        "segment": number, "try": record.id, "job": " ".join(record.site_jobs[-1:]),
+        "segment": number, "attempt": record.id, "job": " ".join(record.site_jobs[-1:]),
         "nodes": end.data["nodes"], "started": started, "ended": ended, "queued": queued,
         "ran": ran, "cpu": record.what_used.cpu_s, "core_hours": _core_hours(record),
         "end": end.data["words"],
@@ -160,7 +173,7 @@ def segments_tag(entries: Sequence[Mapping[str, Any]]) -> str:
 def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:
     shown = {
         "segment": entry["segment"],
-        "try": entry["try"],
+        "attempt": entry["attempt"],
         "job": entry["job"],
         "nodes": entry["nodes"],
         "started": "" if entry["started"] is None else format_moment(entry["started"]),
@@ -187,15 +200,15 @@ _STATES: Final[Mapping[str, str]] = {
 }
 
 
-def _core_hours(record: TryRecord) -> float | None:
+def _core_hours(record: AttemptRecord) -> float | None:
     cores = record.what_asked.cores
     return cores * record.ran / 3600 if cores and record.ran is not None else None
 
 
 def workflow_figures(
-    jobs: Iterable[tuple[TrackedTry, TryRecord]], allocations: Sequence[Allocation] = ()
+    jobs: Iterable[tuple[TrackedAttempt, AttemptRecord]], allocations: Sequence[Allocation] = ()
 ) -> dict[str, float]:
-    """Count the jobs in each state, by their last tries, and sum up what all tries used.
+    """Count the jobs in each state, by their last attempts, and sum up what all attempts used.
 
     Of the allocations of pools, if there are any, sum up what jobs have had of them, and the rest.
     """

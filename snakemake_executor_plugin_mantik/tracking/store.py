@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 DIRECTORY = ".snakemake/mantik/tracking"
-"""The directory of all tries' stores, relative to both the working directory and the workspace."""
+"""The directory of all attempts' stores, relative to both the working directory and the
+workspace."""
 _STORE = "mlruns"
 GROWING = "^[^/]+/(models/)?[^/]+/metrics/"
 """Matches the paths of metrics in a store, which grow by a line per value. Also valid in bash."""
@@ -24,22 +25,22 @@ _ACTIVE = "active"
 _LOCAL = 4
 
 
-def try_directory(try_id: str) -> str:
-    """Return a try's directory, relative to both the working directory and the workspace."""
-    return f"{DIRECTORY}/{try_id}"
+def attempt_directory(attempt_id: str) -> str:
+    """Return an attempt's directory, relative to both the working directory and the workspace."""
+    return f"{DIRECTORY}/{attempt_id}"
 
 
-def store_directory(try_id: str) -> str:
-    """Return the directory of a try's store."""
-    return f"{try_directory(try_id)}/{_STORE}"
+def store_directory(attempt_id: str) -> str:
+    """Return the directory of an attempt's store."""
+    return f"{attempt_directory(attempt_id)}/{_STORE}"
 
 
-def member_ends(try_id: str) -> str:
+def member_ends(attempt_id: str) -> str:
     """Return the file in which a group notes number, exit code and seconds of each ended member."""
-    return f"{store_directory(try_id)}/{_MEMBER_ENDS}"
+    return f"{store_directory(attempt_id)}/{_MEMBER_ENDS}"
 
 
-def member_variables(workspace: str, try_id: str, members: Mapping[int, str]) -> dict[str, str]:
+def member_variables(workspace: str, attempt_id: str, members: Mapping[int, str]) -> dict[str, str]:
     """Return the variables from which a group's script learns the runs of its members.
 
     `members` holds the ids of the runs by the members' numbers. If they are too many for a
@@ -49,12 +50,12 @@ def member_variables(workspace: str, try_id: str, members: Mapping[int, str]) ->
         return {}
     ids = " ".join(members.get(number, "-") for number in range(max(members) + 1))
     runs = {"MANTIK_MEMBER_RUNS": ids} if len(ids) <= _MOST_ID_BYTES else {}
-    return runs | {"MANTIK_MEMBER_ENDS": str(PurePosixPath(workspace, member_ends(try_id)))}
+    return runs | {"MANTIK_MEMBER_ENDS": str(PurePosixPath(workspace, member_ends(attempt_id)))}
 
 
-def copy_directory(try_id: str) -> str:
+def copy_directory(attempt_id: str) -> str:
     """Return the directory for the copy of a running job's store, below the working directory."""
-    return f"{try_directory(try_id)}/live"
+    return f"{attempt_directory(attempt_id)}/live"
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,13 @@ class RunIdentity:
     experiment: str
 
 
-def worker_variables(workspace: str, try_id: str, identity: RunIdentity) -> dict[str, str]:
+def worker_variables(workspace: str, attempt_id: str, identity: RunIdentity) -> dict[str, str]:
     """Return the variables that make MLflow log into the job's store, and nowhere else.
 
     `workspace` is the absolute path of the workspace as the job sees it.
     """
     return {
-        "MLFLOW_TRACKING_URI": _uri(workspace, store_directory(try_id)),
+        "MLFLOW_TRACKING_URI": _uri(workspace, store_directory(attempt_id)),
         "MLFLOW_RUN_ID": identity.run_id,
         "MLFLOW_EXPERIMENT_ID": identity.experiment_id,
         # MLflow 3.13 and later refuse file stores without it.
@@ -96,7 +97,7 @@ def run_variables(identity: RunIdentity) -> dict[str, str]:
 
 def store_skeleton(
     workspace: str,
-    try_id: str,
+    attempt_id: str,
     identity: RunIdentity,
     *,
     name: str,
@@ -110,7 +111,7 @@ def store_skeleton(
     the epoch; `members` are the names of further runs by id, those of a group's members. The files
     are returned by path in the store; None stands for an empty directory.
     """
-    place = f"{store_directory(try_id)}/{identity.experiment_id}"
+    place = f"{store_directory(attempt_id)}/{identity.experiment_id}"
     moment = int(now * 1000)
     experiment = _description(
         artifact_location=_uri(workspace, place),
@@ -144,9 +145,9 @@ def store_skeleton(
     return found
 
 
-def metrics_directory(try_id: str, identity: RunIdentity) -> str:
-    """Return the directory of the metrics of a run in a try's store."""
-    return f"{store_directory(try_id)}/{identity.experiment_id}/{identity.run_id}/metrics"
+def metrics_directory(attempt_id: str, identity: RunIdentity) -> str:
+    """Return the directory of the metrics of a run in an attempt's store."""
+    return f"{store_directory(attempt_id)}/{identity.experiment_id}/{identity.run_id}/metrics"
 
 
 def _description(**values: object) -> bytes:

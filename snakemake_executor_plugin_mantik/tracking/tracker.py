@@ -1,6 +1,6 @@
 """The engine's observer for tracking: it describes runs in the journal and waits for their ids.
 
-What happens to a try is in the journal's log anyway, from which another process publishes it.
+What happens to an attempt is in the journal's log anyway, from which another process publishes it.
 Nothing here may fail a job: a failure of tracking is reported once, and the job continues.
 """
 
@@ -24,7 +24,7 @@ from ..engine.observer import JobEnd, JobExtras, LiveView, Observer
 from ..engine.request import JobRequest
 from ..jobs.script import strip_inline
 from ..jobs.spec import JobSpec
-from ..journal import Journal, TrackedTry, TryRecord, TryState
+from ..journal import AttemptRecord, AttemptState, Journal, TrackedAttempt
 from . import store
 from .cursor import Cursor, count_unpublished
 from .run import (
@@ -117,7 +117,7 @@ class Tracker(Observer):
             self._broken(error)
 
     def settle(self) -> None:
-        """End the workflows whose Snakemake is gone and that have no open try any more."""
+        """End the workflows whose Snakemake is gone and that have no open attempt any more."""
         if self._cursor is not None:
             self._runs.settle()
 
@@ -166,7 +166,7 @@ class Tracker(Observer):
     # Events of the engine
 
     async def prepare(
-        self, request: JobRequest, record: TryRecord, workspace: str, *, waits: bool = False
+        self, request: JobRequest, record: AttemptRecord, workspace: str, *, waits: bool = False
     ) -> JobExtras | None:
         """Return a tracked job's own store, and variables with its run's id.
 
@@ -196,7 +196,7 @@ class Tracker(Observer):
             return None
         return self._extras(record, known, workspace)
 
-    def _extras(self, record: TryRecord, known: TrackedTry, workspace: str) -> JobExtras:
+    def _extras(self, record: AttemptRecord, known: TrackedAttempt, workspace: str) -> JobExtras:
         given = known.given
         identity = RunIdentity(given["run_id"], given["experiment_id"], given["experiment"])
         members = {int(number): run_id for number, run_id in given["members"].items()}
@@ -226,7 +226,7 @@ class Tracker(Observer):
             ),
         )
 
-    def _join(self, record: TryRecord, *, waits: bool) -> TrackedTry:
+    def _join(self, record: AttemptRecord, *, waits: bool) -> TrackedAttempt:
         """Return what is recorded of a job that is about to be submitted or adopted.
 
         A new job joins this workflow. One of an earlier workflow stays with that one, which is
@@ -235,7 +235,7 @@ class Tracker(Observer):
         job = self._runs.get(record.id)
         if job is None:
             return self._runs.join(record, self._begin(), behind=waits)
-        if job.status and record.state is TryState.PLANNED:
+        if job.status and record.state is AttemptState.PLANNED:
             self._runs.revive(record.id)
         elif job.workflow == self._runs.unended(self._identity):
             self._begin()
@@ -249,8 +249,8 @@ class Tracker(Observer):
 
     # What runs are created with
 
-    async def _describe(self, run: TrackedRun, record: TryRecord, job: TrackedTry) -> None:
-        """Have a run created for a try, or continue that of the try before it."""
+    async def _describe(self, run: TrackedRun, record: AttemptRecord, job: TrackedAttempt) -> None:
+        """Have a run created for an attempt, or continue that of the attempt before it."""
         before = self._runs.get(job.follows) if job.follows else None
         if run.one and (before is None or not before.data):
             last = self._runs.before(record)
@@ -259,10 +259,10 @@ class Tracker(Observer):
         if before is not None and before.data:
             data = {
                 **{name: before.data[name] for name in ("name", *DESTINATION, "one")},
-                "head": before.data.get("head") or before.try_id, "follows": before.try_id,
+                "head": before.data.get("head") or before.attempt_id, "follows": before.attempt_id,
                 "config": self._config(record.site), "direct": bool(self._direct),
             }  # fmt: skip
-            if job.follows != before.try_id:
+            if job.follows != before.attempt_id:
                 data["retry"] = {"mantik.attempt": str(job.number), "mantik.site": record.site}
             self._runs.describe(record.id, data)
             self._runs.give(record.id, before.given)
@@ -270,7 +270,7 @@ class Tracker(Observer):
         # A job that begins anew does not go on from its last segment any more.
         self._runs.begin_anew(record)
         made = await self._tags(run, record)
-        # A later try is a run of its own, in the directory of the requested one.
+        # A later attempt is a run of its own, in the directory of the requested one.
         requested = self._target.run_id
         adopted = requested if requested and not self._runs.adopted(requested) else ""
         if requested and not adopted:
@@ -284,7 +284,7 @@ class Tracker(Observer):
             "config": self._config(record.site),
             # A requested run has no parent.
             "parent": "" if requested else await self._make_workflow(),
-            "retry_of": previous.try_id if previous is not None else "",
+            "retry_of": previous.attempt_id if previous is not None else "",
             "run_id": adopted,
             "direct": bool(self._direct),
             "one": run.one,
@@ -311,7 +311,7 @@ class Tracker(Observer):
         if snakefile.is_file() and snakefile.stat().st_size <= SNAKEFILE_BYTES:
             texts["Snakefile"] = snakefile.read_text(encoding="utf-8", errors="replace")
         for name, text in texts.items():
-            path = self._workdir / store.try_directory(key) / ARTIFACT_FOLDER / name
+            path = self._workdir / store.attempt_directory(key) / ARTIFACT_FOLDER / name
             _write(path, self._mask(text))
         return {
             "name": workflow.name(self._workdir),
@@ -321,7 +321,7 @@ class Tracker(Observer):
         }
 
     async def _members(
-        self, run: TrackedRun, record: TryRecord, job: TrackedTry
+        self, run: TrackedRun, record: AttemptRecord, job: TrackedAttempt
     ) -> dict[str, dict[str, Any]]:
         """Return the values to create the runs of a group's members with, by number."""
         found = {}
@@ -334,7 +334,7 @@ class Tracker(Observer):
             found[str(number)] = {"name": member.name, "tags": tags | own, "params": params}
         return found
 
-    async def _tags(self, run: TrackedRun, record: TryRecord) -> dict[str, str]:
+    async def _tags(self, run: TrackedRun, record: AttemptRecord) -> dict[str, str]:
         snakefile = self._workflow.snakefile if self._workflow is not None else ""
         # It runs git, once per project.
         return await asyncio.to_thread(run_tags, run, record, self._workdir, snakefile)
@@ -352,8 +352,8 @@ class Tracker(Observer):
 
     # The ids that jobs are given
 
-    async def _given(self, record: TryRecord) -> TrackedTry:
-        """Return a try with the ids that it was given before, or give it some.
+    async def _given(self, record: AttemptRecord) -> TrackedAttempt:
+        """Return an attempt with the ids that it was given before, or give it some.
 
         Does not wait for a run that was created before the job, since its id is known. It waits if
         the job logs to the server directly, because the run must still exist there.
@@ -388,12 +388,12 @@ class Tracker(Observer):
         )  # fmt: skip
         return self._known(record)
 
-    def _known(self, record: TryRecord) -> TrackedTry:
+    def _known(self, record: AttemptRecord) -> TrackedAttempt:
         job = self._runs.get(record.id)
         assert job is not None
         return job
 
-    async def _made(self, record: TryRecord) -> None:
+    async def _made(self, record: AttemptRecord) -> None:
         """Wait for a run, longer behind others that wait: the site's pace delays the job anyway."""
         turn_s = self._waiting[record.site] / self._pace
         self._waiting[record.site] += 1
@@ -404,7 +404,7 @@ class Tracker(Observer):
 
     # Later
 
-    def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
+    def submitting(self, record: AttemptRecord, spec: JobSpec, script: str) -> None:
         """Write the script for the run's artifacts."""
         if record.id in self._tracked:
             task = asyncio.create_task(asyncio.to_thread(self._keep_script, spec, script))
@@ -414,26 +414,26 @@ class Tracker(Observer):
     def _keep_script(self, spec: JobSpec, script: str) -> None:
         # The files inlined in a script are data of the job, and may be large.
         text = self._mask(strip_inline(script, spec))
-        directory = self._workdir / store.try_directory(spec.paths.try_id) / ARTIFACT_FOLDER
+        directory = self._workdir / store.attempt_directory(spec.paths.attempt_id) / ARTIFACT_FOLDER
         try:
             _write(directory / "script.sh", text)
         except OSError as error:
             self._notify(f"The script of {spec.name} is not kept for MLflow ({error}).")
 
-    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:  # noqa: ARG002
+    def submitted(self, record: AttemptRecord, site_job: str, queue: str) -> None:  # noqa: ARG002
         self._nudge()
 
-    def started(self, record: TryRecord) -> None:  # noqa: ARG002
+    def started(self, record: AttemptRecord) -> None:  # noqa: ARG002
         self._nudge()
 
-    def logged(self, record: TryRecord) -> None:  # noqa: ARG002
+    def logged(self, record: AttemptRecord) -> None:  # noqa: ARG002
         self._nudge()
 
-    def ended(self, record: TryRecord, end: JobEnd) -> None:  # noqa: ARG002
+    def ended(self, record: AttemptRecord, end: JobEnd) -> None:  # noqa: ARG002
         """Drop the files of a segment that was given up while it waited; publish all others."""
         job = self._runs.get(record.id) if self._cursor is not None else None
         if job is not None and job.behind:
-            directory = self._workdir / store.try_directory(record.id)
+            directory = self._workdir / store.attempt_directory(record.id)
             shutil.rmtree(directory, ignore_errors=True)
         self._nudge()
 
@@ -447,10 +447,10 @@ class Tracker(Observer):
             self._broken(error)
 
     def leftover(self, record_id: str) -> str | None:
-        """Return the try's directory, if the try is tracked and has a store."""
+        """Return the attempt's directory, if the attempt is tracked and has a store."""
         job = self._runs.get(record_id) if self._cursor is not None else None
         has_store = job is not None and job.data and job.given.get("store", True)
-        return store.try_directory(record_id) if has_store else None
+        return store.attempt_directory(record_id) if has_store else None
 
 
 def _write(path: Path, text: str) -> None:

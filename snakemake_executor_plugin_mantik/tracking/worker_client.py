@@ -129,17 +129,17 @@ class WorkerClient:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._heard, answer)
 
-    async def made(self, try_id: str, turn_s: float = 0.0) -> None:
-        """Wait until MLflow has created the run of a try, within the limit.
+    async def made(self, attempt_id: str, turn_s: float = 0.0) -> None:
+        """Wait until MLflow has created the run of an attempt, within the limit.
 
         If MLflow creates no run at all in that time, later jobs do not wait until it does again.
-        The limit is extended by `turn_s`, the seconds until the try could be submitted anyway.
+        The limit is extended by `turn_s`, the seconds until the attempt could be submitted anyway.
 
         Raises:
             OSError: the worker cannot be started.
         """
         self._loop = asyncio.get_running_loop()
-        future = self._waiting[try_id] = self._loop.create_future()
+        future = self._waiting[attempt_id] = self._loop.create_future()
         before = self._made
         try:
             self.wake()
@@ -151,7 +151,7 @@ class WorkerClient:
             if self._made == before:
                 self._away(f"It has created no run for {self._wait_s + turn_s:g} s.")
         finally:
-            self._waiting.pop(try_id, None)
+            self._waiting.pop(attempt_id, None)
 
     def release(self) -> None:
         """End all waits, and let no job wait until MLflow answers again."""
@@ -163,23 +163,23 @@ class WorkerClient:
 
     def _heard(self, answer: Mapping[str, Any]) -> None:
         """Handle an answer, in the engine's thread."""
-        if "try" in answer:
+        if "attempt" in answer:
             self._silent = False
             self._made += 1
-            future = self._waiting.pop(answer["try"], None)
+            future = self._waiting.pop(answer["attempt"], None)
             if future is not None and not future.done():
                 future.set_result(None)
         elif "down" in answer:
-            self._down(answer["down"], answer["tries"])
+            self._down(answer["down"], answer["attempts"])
         elif "gone" in answer:
             self.release()
 
-    def _down(self, why: str, tries: Collection[str]) -> None:
-        if set(self._tracked).isdisjoint(tries):
+    def _down(self, why: str, attempts: Collection[str]) -> None:
+        if set(self._tracked).isdisjoint(attempts):
             # Only runs of earlier workflows fail, at another destination: no job here is affected.
             if not self._earlier_told:
                 self._earlier_told = True
-                runs = humanize_count(len(tries), "earlier run")
+                runs = humanize_count(len(attempts), "earlier run")
                 self._notify(f"MLflow cannot be updated for {runs}. {why}")
             return
         self._away(why)

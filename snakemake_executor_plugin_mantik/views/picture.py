@@ -37,7 +37,7 @@ GLYPHS: Final = dict(zip(NodeState, "✓▶…○–✗■", strict=True))
 
 @dataclass(frozen=True)
 class Node:
-    """A job, or a try of it among the `earlier` ones of a `Picture`.
+    """A job, or an attempt of it among the `earlier` ones of a `Picture`.
 
     Attributes:
         id: its name in edges; unique among the nodes.
@@ -47,8 +47,8 @@ class Node:
             when only the queue kept it, not other jobs any more; when it began; ended; was taken
             up, to be uploaded; when its results were here; and when it was submitted.
         note: a line about how it ended (exit code, reason), shown in the tooltip.
-        jobs: of a try: the identities of its job, or of the members of its group, as the pipeline
-            has them.
+        jobs: of an attempt: the identities of its job, or of the members of its group, as the
+            pipeline has them.
     """
 
     id: str
@@ -136,11 +136,11 @@ class Picture:
 
     Attributes:
         title: the workflow's name.
-        nodes: its jobs, by the last try of each.
+        nodes: its jobs, by the last attempt of each.
         now: the moment, in seconds since the epoch; running jobs are drawn up to it.
         edges: (job, job that needs it) by id; may be left out if there are many.
         rule_edges: (rule, rule that needs it); empty: derived from `edges`.
-        earlier: tries that later ones have replaced; shown in the timeline.
+        earlier: attempts that later ones have replaced; shown in the timeline.
     """
 
     title: str
@@ -156,18 +156,18 @@ MAX_LISTED_JOBS: Final = 1000
 
 
 def make_picture(
-    title: str, pipeline: Any, tries: Iterable[Node], now: float, *, over: bool
+    title: str, pipeline: Any, attempts: Iterable[Node], now: float, *, over: bool
 ) -> Picture:
-    """Make the picture of a workflow with all `tries` of its submitted jobs, the oldest first.
+    """Make the picture of a workflow with all `attempts` of its submitted jobs, the oldest first.
 
     `pipeline` is nothing, or what `adapter.workflow_metadata` describes: `jobs`, each with `id`,
     `name`, `rule`, `wildcards`, `needed` (whether it is to run) and `done`; `edges` between them;
     and `rule_edges`. Without `jobs`, the picture shows the submitted ones. `over` is whether no
-    Snakemake is to run the jobs that have no try.
+    Snakemake is to run the jobs that have no attempt.
     """
     known = pipeline or {"jobs": [], "edges": [], "rule_edges": []}
     by_job: dict[str, list[Node]] = {}
-    for each in tries:
+    for each in attempts:
         for job in each.jobs:
             by_job.setdefault(job, []).append(each)
     nodes: dict[str, Node] = {}

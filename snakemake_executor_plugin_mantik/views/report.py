@@ -49,11 +49,12 @@ MOST_RULES: Final = 100
 """The most rules in a table; those with the most core hours come first."""
 
 MOST_FAILURES: Final = 20
-"""The most different failures that are shown, and the most tries that later ones have replaced."""
+"""The most different failures that are shown, and the most attempts that later ones have
+replaced."""
 _MOST_NAMES: Final = 200
 """The most names of jobs that failed alike."""
 MOST_JOBS: Final = 2000
-"""The most tries in the table of jobs; those of failed jobs come first."""
+"""The most attempts in the table of jobs; those of failed jobs come first."""
 
 _BINS: Final = 20
 """The number of bars of a distribution."""
@@ -61,7 +62,7 @@ _BINS: Final = 20
 _TRACEBACK: Final = "Traceback (most recent call last)"
 
 _CSV: Final = (
-    *("job", "rule", "id", "try", "segment", "site", "queue", "state", "failure", "exit_code"),
+    *("job", "rule", "id", "attempt", "segment", "site", "queue", "state", "failure", "exit_code"),
     *("waited_for_jobs", "waited", "ran", "walltime", "cores", "memory", "memory_used"),
     *("waiting_since", "running_since", "finished", "log"),
 )
@@ -97,9 +98,10 @@ class Report:
     Attributes:
         going_on: whether a Snakemake runs, or jobs may still run at a site.
         runs: the runs of Snakemake that it is about, the last one last.
-        submitted: how many tries were submitted to sites, segments that were not needed included.
+        submitted: how many attempts were submitted to sites, segments that were not needed
+            included.
         picture: at the time when the report was made.
-        jobs: all tries, the oldest first.
+        jobs: all attempts, the oldest first.
     """
 
     workdir: Path
@@ -114,7 +116,7 @@ class Report:
     mask: Callable[[str], str]
 
     def failed(self, *, last: bool) -> Sequence[JobView]:
-        """Return the failed jobs, or the tries that failed and were repeated."""
+        """Return the failed jobs, or the attempts that failed and were repeated."""
         return [job for job in self.jobs if job.last is last and job.state is NodeState.FAILED]
 
     def log(self, job: JobView) -> str:
@@ -163,8 +165,8 @@ def gather_report(
     """
     controlled = is_controlled(workdir / STATE)
     history = read_workflow(workdir / STATE)
-    tries = overview_jobs(history.tries, controlled=controlled, members=history.members)
-    jobs, runs = [job for job in tries if not job.ahead], history.runs
+    attempts = overview_jobs(history.attempts, controlled=controlled, members=history.members)
+    jobs, runs = [job for job in attempts if not job.ahead], history.runs
     allocations = history.allocations
     if not every:
         for run in reversed(history.runs):
@@ -185,14 +187,14 @@ def gather_report(
     latest = bool(runs) and runs[-1] == history.runs[-1]
     going_on = controlled or any(job.record.may_run for job in jobs)
     shown = {job.id for job in jobs}
-    for job in tries:  # the segments that waited behind the ones that are shown
+    for job in attempts:  # the segments that waited behind the ones that are shown
         if job.record.follows in shown:
             shown.add(job.id)
     return Report(
         workdir,
         going_on,
         runs,
-        sum(job.id in shown and job.record.submitted is not None for job in tries),
+        sum(job.id in shown and job.record.submitted is not None for job in attempts),
         make_picture(
             (runs[-1].about.get("name") if runs else "") or workdir.resolve().name,
             runs[-1].pipeline if latest else None,
@@ -266,7 +268,7 @@ def render_report(report: Report) -> str:
 
 
 def render_csv(report: Report) -> str:
-    """Return all tries as CSV, a line each; times are seconds, memory is bytes."""
+    """Return all attempts as CSV, a line each; times are seconds, memory is bytes."""
     text = StringIO()
     writer = csv.DictWriter(text, _CSV, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

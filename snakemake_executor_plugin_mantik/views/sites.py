@@ -29,7 +29,7 @@ from ..config.settings import SiteSettings
 from ..engine.evidence import GIVEN_UP, Evidence, Finding, find_markers, judge
 from ..jobs.markers import MarkerInvalid, read_marker
 from ..jobs.paths import display_path, local_path, parse_marker_name
-from ..journal import TryRecord, read_history, read_stored
+from ..journal import AttemptRecord, read_history, read_stored
 from ..sites.base import Entry, JobState, Phase, Site, is_rest_safe
 from ..staging.transfers import read_file
 from .workflow import Condition, Sight
@@ -70,7 +70,7 @@ class SiteLooks:
     def __init__(self, site: Site, sights: dict[str, Sight], last_lines: dict[str, str]) -> None:
         """Prepare; `site` is open.
 
-        `sights` get what looks show, and `last_lines` what running tries have written, by their
+        `sights` get what looks show, and `last_lines` what running attempts have written, by their
         ids.
         """
         self._site = site
@@ -82,8 +82,8 @@ class SiteLooks:
         self._sizes: dict[str, int] = {}
         self._turns: dict[str, int] = {}
 
-    async def look(self, records: Sequence[TryRecord]) -> None:
-        """Add to `sights` what one request shows of some open tries of the site."""
+    async def look(self, records: Sequence[AttemptRecord]) -> None:
+        """Add to `sights` what one request shows of some open attempts of the site."""
         now = time.monotonic()
         known = {r.id: self._known.setdefault(r.id, Evidence(seen=now)) for r in records}
         records = [r for r in records if known[r.id].exit_code is None]
@@ -103,11 +103,11 @@ class SiteLooks:
                 evidence.hear(self._states)
             self.sights[record.id] = _sight(evidence)
 
-    async def read_log(self, records: Sequence[TryRecord]) -> None:
-        """Note the last line that one of some running tries has written.
+    async def read_log(self, records: Sequence[AttemptRecord]) -> None:
+        """Note the last line that one of some running attempts has written.
 
-        The tries take turns, since no request brings the logs of several. A call makes two requests
-        at most.
+        The attempts take turns, since no request brings the logs of several. A call makes two
+        requests at most.
         """
         record = min(records, key=lambda each: self._turns.get(each.id, 0))
         self._turns[record.id] = max(self._turns.values(), default=0) + 1
@@ -122,14 +122,14 @@ class SiteLooks:
             self._sizes[record.id] = entry.size
             self._last_lines[record.id] = find_last_line(tail)
 
-    async def _list(self, records: Sequence[TryRecord]) -> list[TryRecord]:
-        """List one bucket; the buckets take turns. Return the tries that it shows."""
+    async def _list(self, records: Sequence[AttemptRecord]) -> list[AttemptRecord]:
+        """List one bucket; the buckets take turns. Return the attempts that it shows."""
         buckets = list(dict.fromkeys(record.bucket for record in records))
         bucket = buckets[self._bucket % len(buckets)]
         self._bucket += 1
         of_bucket = [record for record in records if record.bucket == bucket]
         try:
-            entries = await self._site.list(of_bucket[0].paths.tries)
+            entries = await self._site.list(of_bucket[0].paths.attempts)
         except SiteNotFound:
             return []
         markers = find_markers(entries)
@@ -156,11 +156,11 @@ def _sight(known: Evidence) -> Sight:
 
 
 class Visitors:
-    """Connections to the sites that have open tries, opened when they are first looked at.
+    """Connections to the sites that have open attempts, opened when they are first looked at.
 
     `aclose` closes them. `sights` has what the looks have shown so far, `last_lines` the last lines
-    that running tries were seen to write, by the tries' ids. `away` has a message for each site
-    that could not be asked, and `unread` for each one whose logs could not be read.
+    that running attempts were seen to write, by the attempts' ids. `away` has a message for each
+    site that could not be asked, and `unread` for each one whose logs could not be read.
     """
 
     def __init__(
@@ -180,21 +180,21 @@ class Visitors:
         self.away: dict[str, str] = {}
         self.unread: dict[str, str] = {}
 
-    async def read_logs(self, running: Sequence[TryRecord]) -> None:
-        """Read the end of one running try's log at each site, with two requests each at most."""
+    async def read_logs(self, running: Sequence[AttemptRecord]) -> None:
+        """Read the end of one running attempt's log at each site, two requests each at most."""
         # Beside a controller, nobody expects to be asked in the middle of a table.
         words = "The output of jobs that run at {} is not shown: {}"
         await self._each(running, SiteLooks.read_log, self.unread, words, may_ask=False)
 
     async def look(self) -> None:
-        """Look at each site that has open tries, with one request each."""
+        """Look at each site that has open attempts, with one request each."""
         records = [r for r in read_history(self._directory / STATE) if r.may_run]
         await self._each(records, SiteLooks.look, self.away, "{} was not asked: {}", may_ask=True)
 
     async def _each(
         self,
-        records: Sequence[TryRecord],
-        act: Callable[[SiteLooks, Sequence[TryRecord]], Awaitable[None]],
+        records: Sequence[AttemptRecord],
+        act: Callable[[SiteLooks, Sequence[AttemptRecord]], Awaitable[None]],
         failures: dict[str, str],
         words: str,
         *,
@@ -202,7 +202,7 @@ class Visitors:
     ) -> None:
         """Do something at each site that has some of `records`; note why it failed in `words`."""
 
-        async def visit(name: str, there: Sequence[TryRecord]) -> None:
+        async def visit(name: str, there: Sequence[AttemptRecord]) -> None:
             try:
                 if name not in self._looks:
                     site = await self._stack.enter_async_context(self._visit(name, may_ask))
@@ -214,10 +214,10 @@ class Visitors:
 
         await asyncio.gather(*(visit(*one) for one in self._by_site(records).items()))
 
-    def _by_site(self, records: Iterable[TryRecord]) -> dict[str, list[TryRecord]]:
-        """Return records by their sites, without those of tries that were left behind elsewhere."""
+    def _by_site(self, records: Iterable[AttemptRecord]) -> dict[str, list[AttemptRecord]]:
+        """Return records by their sites, without those that were left behind elsewhere."""
         places = {name: s.place for name, s in read_stored(self._directory / STATE).sites.items()}
-        by_site: dict[str, list[TryRecord]] = {}
+        by_site: dict[str, list[AttemptRecord]] = {}
         for record in records:
             if record.place == places.get(record.site):
                 by_site.setdefault(record.site, []).append(record)
@@ -241,16 +241,16 @@ class JobLog:
     """The log of a job.
 
     Attributes:
-        record: returns the try whose log to show now; None if there is none yet.
-        visit: opens the site of a try.
+        record: returns the attempt whose log to show now; None if there is none yet.
+        visit: opens the site of an attempt.
         is_controlled: returns whether a controller runs, which downloads the log in the end.
         is_over: returns whether nothing can follow any more.
         file: the rule's own log file to show, as a path in the workspace; by default the output.
     """
 
     workdir: Path
-    record: Callable[[], TryRecord | None]
-    visit: Callable[[TryRecord], AbstractAsyncContextManager[Site]]
+    record: Callable[[], AttemptRecord | None]
+    visit: Callable[[AttemptRecord], AbstractAsyncContextManager[Site]]
     is_controlled: Callable[[], bool]
     is_over: Callable[[], bool]
     file: str = ""
@@ -259,7 +259,7 @@ class JobLog:
         """Write the log as text.
 
         With `follow`, continue until the job is over, or has ended at its site with no controller
-        to fetch its results. If it is tried again meanwhile, the log of the new try follows.
+        to fetch its results. If it is tried again meanwhile, the log of the new attempt follows.
 
         Return whether the job has been submitted, so that it may have had output. Raise MantikError
         if the log is at the site and cannot be read there; with `follow`, that is tried again.
@@ -299,7 +299,7 @@ class JobLog:
                     grown = shown > before
                     pause = _FIRST_PAUSE_S if grown else min(1.5 * pause, _LONGEST_PAUSE_S)
 
-    def _here(self, record: TryRecord) -> Path | None:
+    def _here(self, record: AttemptRecord) -> Path | None:
         """Return the log of a job that has ended on this machine; None if it is not here."""
         if not self.file:
             path = self.workdir / record.log
@@ -308,7 +308,7 @@ class JobLog:
         return path if record.outcome and path.is_file() else None
 
     async def _there(
-        self, site: Site, record: TryRecord, shown: int, *, patient: bool
+        self, site: Site, record: AttemptRecord, shown: int, *, patient: bool
     ) -> AsyncIterator[bytes]:
         """Yield what a log has beyond `shown`; if `patient`, nothing if the site does not answer.
 
@@ -323,7 +323,7 @@ class JobLog:
         path = self.file or record.paths.log
         try:
             if self.file and record.started is None:
-                # A log of an earlier try lies there until the job starts.
+                # A log of an earlier attempt lies there until the job starts.
                 claim = await site.stat(record.paths.claim)
                 if claim is None or claim.directory:
                     return
@@ -345,16 +345,16 @@ def _rest(log: Path, shown: int) -> Iterator[bytes]:
             yield piece
 
 
-async def _end(site: Site, record: TryRecord, *, patient: bool) -> bytes | None:
-    """Return the end of the output in a try's marker; None if the try has not ended."""
+async def _end(site: Site, record: AttemptRecord, *, patient: bool) -> bytes | None:
+    """Return the end of the output in an attempt's marker; None if the attempt has not ended."""
     try:
-        entries = await site.list(record.paths.tries)
+        entries = await site.list(record.paths.attempts)
         codes = dict(filter(None, map(parse_marker_name, entries)))
         if record.id not in codes:
             return None
         content = await read_file(site, record.paths.marker(codes[record.id]))
         with suppress(MarkerInvalid):
-            return read_marker(content, try_id=record.id, exit_code=codes[record.id]).log
+            return read_marker(content, attempt_id=record.id, exit_code=codes[record.id]).log
         return b""
     except SiteNotFound:
         return None
@@ -371,7 +371,7 @@ _LATE_S: Final = 120
 _OUTPUT_BYTES: Final = 1 << 20
 
 
-async def run_beside(site: Site, record: TryRecord, command: str) -> tuple[bytes, int]:
+async def run_beside(site: Site, record: AttemptRecord, command: str) -> tuple[bytes, int]:
     """Run a line of bash on the first node of a running job; return its output and exit code.
 
     It runs in the workspace, outside the job's container, with the variables that the scheduler

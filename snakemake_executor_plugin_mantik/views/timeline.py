@@ -65,7 +65,7 @@ class Axis:
 
 
 MOST_BARS: Final = 100
-"""The number of tries above which only the failed, killed and longest have a bar."""
+"""The number of attempts above which only the failed, killed and longest have a bar."""
 SOME_BARS: Final = 40
 """The number of bars then, of which up to a half are of the failed and killed."""
 
@@ -85,10 +85,10 @@ _BAD: Final = (NodeState.FAILED, NodeState.KILLED)
 def render_timeline(picture: Picture) -> str:
     """Draw the timeline as SVG."""
     now = picture.now
-    tries = [node for node in (*picture.earlier, *picture.nodes) if node.begin is not None]
-    first = min((node.begin for node in tries if node.begin is not None), default=now)
-    last = max((max(node.end(now), node.fetched or 0) for node in tries), default=now)
-    longest = max((column_count(node.name) for node in tries), default=0)
+    attempts = [node for node in (*picture.earlier, *picture.nodes) if node.begin is not None]
+    first = min((node.begin for node in attempts if node.begin is not None), default=now)
+    last = max((max(node.end(now), node.fetched or 0) for node in attempts), default=now)
+    longest = max((column_count(node.name) for node in attempts), default=0)
     names = min(max(_NAMES[0], 12 + _LETTER * longest), _NAMES[1])
     axis = Axis(first, max(last, first + 1), names, _PLOT)
     y = _TOP
@@ -102,18 +102,18 @@ def render_timeline(picture: Picture) -> str:
         headings.append((f"{where}: {humanize_count(number, 'job')}{what}", y + 17))
         y += _HEAD
 
-    many = len(tries) > MOST_BARS
-    for site, nodes in _grouped(tries, "site") if many else ():
+    many = len(attempts) > MOST_BARS
+    for site, nodes in _grouped(attempts, "site") if many else ():
         head(site, len(nodes), "")
         for rule, of_rule in _grouped(nodes, "rule"):
             profiles.append(_profile(rule, of_rule, axis, now, y))
             y += _PROFILE
         y += 6
     if many:
-        tries.sort(key=lambda node: -(node.running_s(now) or 0))
-        bad = [node for node in tries if node.state in _BAD][: SOME_BARS // 2]
-        tries = list({id(node): node for node in (*bad, *tries)}.values())[:SOME_BARS]
-    for site, nodes in _grouped(tries, "site"):
+        attempts.sort(key=lambda node: -(node.running_s(now) or 0))
+        bad = [node for node in attempts if node.state in _BAD][: SOME_BARS // 2]
+        attempts = list({id(node): node for node in (*bad, *attempts)}.values())[:SOME_BARS]
+    for site, nodes in _grouped(attempts, "site"):
         head(site, len(nodes), ", failed or longest" if many else "")
         for node in nodes:
             bars.append(_bar(node, axis, now, y))
@@ -126,10 +126,10 @@ def render_timeline(picture: Picture) -> str:
     )  # fmt: skip
 
 
-def _grouped(tries: Iterable[Node], key: str) -> Iterable[tuple[str, list[Node]]]:
-    """Return tries by their site or rule, in the order of time."""
+def _grouped(attempts: Iterable[Node], key: str) -> Iterable[tuple[str, list[Node]]]:
+    """Return attempts by their site or rule, in the order of time."""
     found = defaultdict[str, list[Node]](list)
-    for node in sorted(tries, key=lambda node: (node.begin or 0, node.end(0))):
+    for node in sorted(attempts, key=lambda node: (node.begin or 0, node.end(0))):
         found[getattr(node, key)].append(node)
     return found.items()
 

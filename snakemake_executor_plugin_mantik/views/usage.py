@@ -75,25 +75,26 @@ class RuleUsage:
     """What the jobs of a rule requested and used; None where unknown.
 
     Attributes:
-        states: how many jobs are in which state, by their last tries.
-        tries: number of all tries, those that later ones have replaced included.
-        cores, memory, walltime, gpus: the most that a try requested: cores, bytes on a node,
+        states: how many jobs are in which state, by their last attempts.
+        attempts: number of all attempts, those that later ones have replaced included.
+        cores, memory, walltime, gpus: the most that an attempt requested: cores, bytes on a node,
             seconds, GPUs.
-        cores_used: the most cores that a try kept busy on average.
-        cpu_share: how much of the requested CPU time all tries together have used, from 0 to 1.
-        memory_used, longest: the most bytes and seconds that a try used.
+        cores_used: the most cores that an attempt kept busy on average.
+        cpu_share: how much of the requested CPU time all attempts together have used, from 0 to 1.
+        memory_used, longest: the most bytes and seconds that an attempt used.
         typical: the median of their run times in seconds.
         queued: the median of their waiting times in seconds.
-        gpu_busy: the percentage to which the GPUs of a try were busy on average, of the busiest.
-        core_hours: of all tries, by site; None at a site where no try's cores are known.
-        estimated: how many tries ran as long as the scheduler counts, or until the last heartbeat,
-            because they could not report it.
-        untimed: how many tries are over of which nobody knows how long they ran.
+        gpu_busy: the percentage to which the GPUs of an attempt were busy on average, of the
+            busiest.
+        core_hours: of all attempts, by site; None at a site where no attempt's cores are known.
+        estimated: how many attempts ran as long as the scheduler counts, or until the last
+            heartbeat, because they could not report it.
+        untimed: how many attempts are over of which nobody knows how long they ran.
     """
 
     rule: str
     states: Mapping[NodeState, int]
-    tries: int
+    attempts: int
     sites: tuple[str, ...]
     cores: int | None
     cores_used: float | None
@@ -114,7 +115,7 @@ class RuleUsage:
 
     @property
     def all_core_hours(self) -> float | None:
-        """The core hours of all tries at all sites, as far as they are known."""
+        """The core hours of all attempts at all sites, as far as they are known."""
         return sum_known(self.core_hours.values())
 
 
@@ -197,7 +198,7 @@ def sum_known(values: Iterable[float | None]) -> float | None:
 
 
 def usage_by_rule(jobs: Iterable[JobView], now: float) -> list[RuleUsage]:
-    """Return the usage of each rule by all tries, the most core hours first.
+    """Return the usage of each rule by all attempts, the most core hours first.
 
     `now` is seconds since the epoch.
     """
@@ -348,7 +349,7 @@ def _gpus(jobs: Sequence[JobView]) -> str:
 
 
 def _first(jobs: Iterable[JobView]) -> Iterable[JobView]:
-    """Return the first try of each job: a later one may have requested more."""
+    """Return the first attempt of each job: a later one may have requested more."""
     found: dict[str, JobView] = {}
     for job in jobs:
         found.setdefault(job.record.job, job)

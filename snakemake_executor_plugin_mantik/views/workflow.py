@@ -14,12 +14,12 @@ from ..common.humanize import humanize_duration
 from ..jobs.paths import display_path, nearest
 from ..jobs.pools import parse_job_id
 from ..jobs.reasons import Reason, find_cause
-from ..journal import WENT_ON, Asked, TryRecord, TryState, Used, read_history, turn_of
+from ..journal import WENT_ON, Asked, AttemptRecord, AttemptState, Used, read_history, turn_of
 from .picture import Node, NodeState
 
 
 class Condition(StrEnum):
-    """The condition of a try, as far as it is known.
+    """The condition of an attempt, as far as it is known.
 
     PLANNED: not submitted yet. SUBMITTING: the site may know it. WAITING: at the site, not started.
     RUNNING: it was seen to run and not to end. OPEN: at the site, and nothing watches it. OVER: it
@@ -67,7 +67,7 @@ _PICTURED: Final = {
 
 @dataclass(frozen=True)
 class Sight:
-    """What a look at a site has shown of a try.
+    """What a look at a site has shown of an attempt.
 
     Attributes:
         condition: WAITING, RUNNING, OVER or CANCELLED; None if it showed none of these.
@@ -86,20 +86,20 @@ class Sight:
 
 @dataclass(frozen=True, kw_only=True)
 class JobView(Node):
-    """What is known of one try of a job; its id is that of the try.
+    """What is known of one attempt of a job; its id is that of the attempt.
 
     A job waits in the queue from when those before it have ended: its `queued`.
 
     Attributes:
-        number: how many tries the job has had with this one; several segments in a row are one.
+        number: how many attempts the job has had with this one; several segments in a row are one.
         ahead: whether it is a segment whose turn has not come, or never came.
-        last: whether no later try of the job replaces it.
+        last: whether no later attempt of the job replaces it.
         behind: names of the jobs, or the segment of its own, that it waits for at its site.
         awaited_by: names of the jobs that wait for it there.
         asked, used: what it requested and used, as far as it is known.
     """
 
-    record: TryRecord
+    record: AttemptRecord
     number: int
     condition: Condition
     ahead: bool
@@ -125,7 +125,7 @@ class JobView(Node):
 
     @property
     def present(self) -> bool:
-        """Whether it is the last try of its job, or may still run; not if it is `ahead`."""
+        """Whether it is the last attempt of its job, or may still run; not if it is `ahead`."""
         return not self.ahead and (self.last or self.record.may_run)
 
     def waited(self, now: float) -> float | None:
@@ -218,7 +218,7 @@ class JobView(Node):
             "job": record.name,
             "rule": record.rule,
             "id": record.id,
-            "try": self.number,
+            "attempt": self.number,
             "segment": record.segment + 1 if record.segments else None,
             "segments": record.segments or None,
             "site": record.site,
@@ -261,16 +261,16 @@ def _explained(reason: str) -> str:
 
 
 def overview_jobs(
-    records: Sequence[TryRecord],
+    records: Sequence[AttemptRecord],
     *,
     controlled: bool,
     sights: Mapping[str, Sight] | None = None,
     members: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[JobView]:
-    """Return a view of each try, in the order of `records`, which has all tries of the jobs.
+    """Return a view of each attempt, in the order of `records`, which has all attempts of the jobs.
 
-    `controlled` says whether a controller runs, which watches the tries that are at a site.
-    `sights` and the identities of the `members` of groups are by the tries' ids.
+    `controlled` says whether a controller runs, which watches the attempts that are at a site.
+    `sights` and the identities of the `members` of groups are by the attempts' ids.
     """
     known = {record.id: record for record in records}
     awaiting: dict[str, dict[str, None]] = {}
@@ -318,14 +318,14 @@ def overview_jobs(
     return found
 
 
-def present_tries(records: Sequence[TryRecord]) -> list[TryRecord]:
-    """Return the last try of each job, and all that may still run, without segments ahead."""
+def present_attempts(records: Sequence[AttemptRecord]) -> list[AttemptRecord]:
+    """Return the last attempt of each job, and all that may still run, without segments ahead."""
     return [job.record for job in overview_jobs(records, controlled=False) if job.present]
 
 
-def _segments_ahead(records: Iterable[TryRecord]) -> set[str]:
+def _segments_ahead(records: Iterable[AttemptRecord]) -> set[str]:
     """Return the ids of the segments whose turn has not come, or never came."""
-    known: dict[str, TryRecord] = {}
+    known: dict[str, AttemptRecord] = {}
     ahead: set[str] = set()
     for record in records:  # the oldest first
         known[record.id] = record
@@ -338,17 +338,17 @@ def _segments_ahead(records: Iterable[TryRecord]) -> set[str]:
     return ahead
 
 
-def _condition(record: TryRecord, sight: Sight, *, waits: bool, controlled: bool) -> Condition:
+def _condition(record: AttemptRecord, sight: Sight, *, waits: bool, controlled: bool) -> Condition:
     if record.left_behind:
         return Condition.LEFT
     if record.outcome:
         ends = (Condition.WENT_ON, Condition.SUCCEEDED, Condition.FAILED)
         return next((e for e in ends if record.outcome.startswith(e.value)), Condition.CANCELLED)
-    if record.state in (TryState.PLANNED, TryState.ENDED):
-        return Condition.PLANNED if record.state is TryState.PLANNED else Condition.OVER
+    if record.state in (AttemptState.PLANNED, AttemptState.ENDED):
+        return Condition.PLANNED if record.state is AttemptState.PLANNED else Condition.OVER
     if sight.condition is Condition.OVER or record.started is None:
         unseen = Condition.WAITING if controlled else Condition.OPEN
-        if record.state is TryState.SUBMITTING:
+        if record.state is AttemptState.SUBMITTING:
             unseen = Condition.SUBMITTING
         if waits or record.waits:
             unseen = Condition.WAITING
@@ -356,8 +356,8 @@ def _condition(record: TryRecord, sight: Sight, *, waits: bool, controlled: bool
     return Condition.RUNNING
 
 
-def _times(job: JobView, known: Mapping[str, TryRecord]) -> dict[str, Any]:
-    """Return the times of a try by their names in `Node`, by what is most exact."""
+def _times(job: JobView, known: Mapping[str, AttemptRecord]) -> dict[str, Any]:
+    """Return the times of an attempt by their names in `Node`, by what is most exact."""
     record, used = job.record, job.used
     submitted, ran = record.submitted, record.ran
     # Since when nothing but the queue keeps it from running; None if not yet.
@@ -397,14 +397,14 @@ def _earlier(moment: float | None, other: float | None) -> float | None:
 
 
 _SHORTEST_ID: Final = 8
-"""Minimum number of characters of a try's id to name it."""
+"""Minimum number of characters of an attempt's id to name it."""
 
 
-def is_meant(text: str, record: TryRecord) -> bool:
-    """Return whether a text names a try.
+def is_meant(text: str, record: AttemptRecord) -> bool:
+    """Return whether a text names an attempt.
 
     It does by the job's name, its rule, its rule and some of its wildcards (`train sample=a`), an
-    id at the site, or at least eight characters of the try's own id.
+    id at the site, or at least eight characters of the attempt's own id.
     """
     ids = {part for job in record.site_jobs for part in (job, job.rstrip("/").rsplit("/", 1)[-1])}
     if text in {record.name, record.rule, *ids}:
@@ -415,14 +415,14 @@ def is_meant(text: str, record: TryRecord) -> bool:
     return named or (len(text) >= _SHORTEST_ID and record.id.startswith(text))
 
 
-def _makes(text: str, record: TryRecord) -> bool:
+def _makes(text: str, record: AttemptRecord) -> bool:
     outputs = set(map(display_path, record.basis.get("makes", ())))
     paths = os.path.normpath(text), os.path.relpath(text)
     return any(nearest(path, outputs) is not None for path in paths)
 
 
-def find_try(directory: Path, text: str) -> TryRecord:
-    """Return the last try of the one job that a text names; `directory` is the state directory.
+def find_attempt(directory: Path, text: str) -> AttemptRecord:
+    """Return the last attempt of the one job that a text names; `directory` is the state directory.
 
     A name of a member of a group means the group. An output or a log file names its job, too.
 
@@ -434,7 +434,7 @@ def find_try(directory: Path, text: str) -> TryRecord:
     found = [r for r in records if r.id.startswith(text)] if len(text) >= _SHORTEST_ID else []
     found = found[:1]
     if not found:
-        present = present_tries(records)
+        present = present_attempts(records)
         found = [record for record in present if is_meant(text, record)]
         # A job may have the name of a rule whose other jobs have wildcards.
         found = [record for record in found if text == record.name] or found

@@ -114,7 +114,7 @@ def test_no_document_ends_in_a_traceback(project: Path, document: Any, suffix: s
 def script_of(folder: Path, command: str, **environment: Any) -> str:
     """Return a job's script, for a workspace beside the config in `folder`."""
     workspace = folder / WORKSPACE
-    (workspace / ".mantik/tries/0").mkdir(parents=True)
+    (workspace / ".mantik/attempts/0").mkdir(parents=True)
     (workspace / library_path()).write_bytes(read_library())
     config = folder / "config.json"
     document = {

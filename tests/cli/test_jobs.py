@@ -10,7 +10,11 @@ from snakemake_executor_plugin_mantik.cli import shared
 from snakemake_executor_plugin_mantik.cli.watch import jobs, jobs_table
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.journal import Journal, read_history
-from snakemake_executor_plugin_mantik.views.workflow import Condition, overview_jobs, present_tries
+from snakemake_executor_plugin_mantik.views.workflow import (
+    Condition,
+    overview_jobs,
+    present_attempts,
+)
 
 STATE = Path(".snakemake", "mantik")
 
@@ -24,14 +28,14 @@ def shown(directory: Path, *, controlled: bool = False) -> str:
 
 
 def make(journal: Journal, job: str, name: str) -> str:
-    record = journal.new_try(site="hpc1", job=job, rule="train", name=name, fingerprint="f")
+    record = journal.new_attempt(site="hpc1", job=job, rule="train", name=name, fingerprint="f")
     journal.submitting(record.id, "batch", 7200)
     return record.id
 
 
 def test_segments_are_numbered(tmp_path: Path) -> None:
     with closing(Journal(tmp_path / STATE)) as journal:
-        journal.new_try(
+        journal.new_attempt(
             site="hpc1", job="a", rule="train", name="train", fingerprint="f",
             segment=2, segments=10, follows="another",
         )  # fmt: skip
@@ -43,7 +47,7 @@ def test_the_present_segment_is_shown(tmp_path: Path) -> None:
     with closing(Journal(directory)) as journal:
 
         def segment(number: int, follows: str) -> str:
-            record = journal.new_try(
+            record = journal.new_attempt(
                 site="hpc1", job="a", rule="train", name="train", fingerprint="f",
                 segment=number, segments=10, follows=follows,
             )  # fmt: skip
@@ -52,7 +56,7 @@ def test_the_present_segment_is_shown(tmp_path: Path) -> None:
             return record.id
 
         def present() -> list[str]:
-            return [record.id for record in present_tries(read_history(directory))]
+            return [record.id for record in present_attempts(read_history(directory))]
 
         ids = [segment(0, "")]
         for number in (1, 2):
@@ -61,7 +65,7 @@ def test_the_present_segment_is_shown(tmp_path: Path) -> None:
         assert "segment 3 of 10: waits for segment 2 of 10" in shown(tmp_path)
         journal.ended(ids[0], "goes on (time limit)", waited=1.0, ran=2.0, log="")
         assert present() == ids[1:2]
-        # Another try takes the place of a segment; what waits behind that one is not needed.
+        # Another attempt takes the place of a segment; what waits behind that one is not needed.
         journal.abandoned(ids[1], "failed: its inputs changed")
         journal.abandoned(ids[2], "cancelled")
         ids.append(segment(1, ids[0]))
@@ -98,7 +102,7 @@ def test_in_a_narrow_terminal_each_job_is_one_line_and_a_failed_one_more(
 ) -> None:
     with closing(Journal(tmp_path / STATE)) as journal:
         for seed in (1, 2):
-            one = journal.new_try(
+            one = journal.new_attempt(
                 site="hpc1", job=f"{seed}", rule="a_rule_with_a_name", fingerprint="f",
                 name=f"a_rule_with_a_name configuration=a_very_long_value, seed={seed}",
             )  # fmt: skip
@@ -126,7 +130,7 @@ def test_in_a_narrow_terminal_each_job_is_one_line_and_a_failed_one_more(
     assert words.count("failed (exit code): The command ended with exit code 3.") == 2
 
 
-def test_only_the_last_try_of_a_job_is_shown(
+def test_only_the_last_attempt_of_a_job_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = Journal(tmp_path / STATE)
@@ -163,7 +167,7 @@ def test_what_may_still_run_is_always_shown(
 def test_a_job_that_waits_for_others_names_them(tmp_path: Path) -> None:
     journal = Journal(tmp_path / STATE)
     first = make(journal, "a", "prepare")
-    second = journal.new_try(
+    second = journal.new_attempt(
         site="hpc1", job="b", rule="train", name="train", fingerprint="f", makers={"x": first}
     )
     journal.submitting(second.id, "batch")
@@ -178,8 +182,8 @@ def test_what_the_controller_has_seen_is_shown(tmp_path: Path) -> None:
     """Its reason to wait, its turn among the reasons; since when it runs, and how long it may."""
     journal = Journal(tmp_path / STATE)
     waiting, running, taken_up = (make(journal, job, f"train {job}") for job in ("a", "b", "c"))
-    for number, try_id in enumerate((waiting, running, taken_up)):
-        journal.submitted(try_id, f"site-{number}")
+    for number, attempt_id in enumerate((waiting, running, taken_up)):
+        journal.submitted(attempt_id, f"site-{number}")
     journal.pending(waiting, "Priority")
     began = read_history(tmp_path / STATE)[1].submitted or 0.0
     journal.started(running, began + 30.0)
@@ -203,10 +207,10 @@ def test_json_and_only_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture
     journal.close()
     jobs(tmp_path, as_json=True)
     found = json.loads(capsys.readouterr().out)
-    assert [(job["job"], job["try"], job["state"]) for job in found] == [
+    assert [(job["job"], job["attempt"], job["state"]) for job in found] == [
         ("train x=1", 2, "submitting"),
         ("train x=2", 1, "failed"),
     ]
     assert (found[1]["failure"], found[1]["waited"], found[1]["log"]) == ("time_limit", 3.0, "l")
     jobs(tmp_path, failed=True, every=True, as_json=True)
-    assert [job["try"] for job in json.loads(capsys.readouterr().out)] == [1, 1]
+    assert [job["attempt"] for job in json.loads(capsys.readouterr().out)] == [1, 1]

@@ -28,7 +28,7 @@ STATE = Path(".snakemake", "mantik")
 
 
 def make(journal: Journal, name: str, site: str = "juwels", rule: str = "train") -> str:
-    record = journal.new_try(site=site, job=name, rule=rule, name=name, fingerprint="f")
+    record = journal.new_attempt(site=site, job=name, rule=rule, name=name, fingerprint="f")
     journal.submitting(record.id, "booster", 14400)
     journal.submitted(record.id, "7")
     return record.id
@@ -125,7 +125,7 @@ def test_of_hundreds_of_jobs_the_failed_ones_come_first(tmp_path: Path) -> None:
         for i, one in enumerate(ids[16:]):
             journal.pending(one, ["Priority", "Resources"][i % 2], 3600.0 + i)
         for i in range(200):
-            record = journal.new_try(
+            record = journal.new_attempt(
                 site="juwels", job=f"plot {i}", rule="plot", name=f"plot i={i}", fingerprint="f",
                 makers={"x": ids[16 + i % 84]},
             )  # fmt: skip
@@ -220,7 +220,7 @@ def test_how_many_jobs_wait_for_one(tmp_path: Path) -> None:
     with closing(Journal(tmp_path / STATE)) as journal:
         first = make(journal, "prepare")
         for name in ("train a", "train b"):
-            record = journal.new_try(
+            record = journal.new_attempt(
                 site="juwels", job=name, rule="train", name=name, fingerprint="f",
                 makers={"x": first},
             )  # fmt: skip

@@ -17,13 +17,13 @@ PACKAGE = Path(__file__).parents[2] / "snakemake_executor_plugin_mantik"
 def test_numbers_of_things() -> None:
     found = [humanize_count(number, "file") for number in (0, 1, 2, 2000)]
     assert found == ["0 files", "1 file", "2 files", "2,000 files"]
-    assert humanize_count(1, "try", "tries") == "1 try"
-    assert humanize_count(2, "try", "tries") == "2 tries"
+    assert humanize_count(1, "attempt", "attempts") == "1 attempt"
+    assert humanize_count(2, "attempt", "attempts") == "2 attempts"
 
 
 def test_no_message_counts_things_by_itself() -> None:
     """`1 files` is what a plural after a number in braces says when there is one."""
-    things = "files|jobs|outputs|runs|sites|rules|transfers|links|tries|segments|mistakes|fields"
+    things = "files|jobs|outputs|runs|sites|rules|transfers|links|attempts|segments|mistakes|fields"
     allowed = ("kinds of mistakes", "sites cannot be used", "jobs:", 'mistakes"')  # never one
     found = [
         f"{path.name}: {match[0]}"

@@ -9,7 +9,7 @@ import pytest
 
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.errors import JournalError
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import AttemptRecord
 from tests.real.centre import USER, Centre
 from tests.support.clusters import FRAGILE, SlurmCluster
 from tests.support.places import REAL
@@ -81,7 +81,7 @@ def hold(project: Project) -> None:
 
 def submitted(project: Project) -> int:
     with suppress(JournalError):  # there is none yet
-        return sum(len(record.site_jobs) for record in project.tries)
+        return sum(len(record.site_jobs) for record in project.attempts)
     return 0
 
 
@@ -140,7 +140,7 @@ def test_it_goes_on_after_its_controller_was_killed(pipelines: Project, pooled: 
     said = go_on(pipelines)
     assert sorted(pipelines.lines()) == RAN
     assert submitted(pipelines) == 7, said
-    assert {record.queue for record in pipelines.tries} == {"pool small" if pooled else "batch"}
+    assert {record.queue for record in pipelines.attempts} == {"pool small" if pooled else "batch"}
     is_as_local(pipelines)
 
 
@@ -190,7 +190,7 @@ def test_a_failure_ends_what_waits_for_it(pipeline: Project, pooled: bool) -> No
     said = pipeline.run("--keep-going").failed()
     tells(said, "rule evaluate", "exit code 1")
     assert sorted(pipeline.lines()) == [*RAN[:4], *RAN[5:]], "all but the report"
-    assert not [r for r in pipeline.tries if not r.state.final and r.rule == "report"]
+    assert not [r for r in pipeline.attempts if not r.state.final and r.rule == "report"]
     edit(pipeline, "[ {wildcards.n} = 1 ]; ", "")
     go_on(pipeline)
     assert pipeline.lines().count("report") == 1
@@ -201,7 +201,7 @@ BUSY_S = 800.0
 
 
 def end_from_outside(
-    project: Project, rule: str, how: str, end: Callable[[TryRecord], None]
+    project: Project, rule: str, how: str, end: Callable[[AttemptRecord], None]
 ) -> None:
     """Let a job of a rule be ended while nobody looks, and see what the next runs make of it."""
     hold(project)
@@ -209,11 +209,11 @@ def end_from_outside(
     all_submitted(project, run, 7)
     until(lambda: sorted(project.lines()) == ["constants", "prepare"], "the first two")
     run.kill()
-    end(next(record for record in project.tries if record.rule == rule))
+    end(next(record for record in project.attempts if record.rule == rule))
     project.go()
-    report = next(record for record in project.tries if record.rule == "report")
+    report = next(record for record in project.attempts if record.rule == "report")
     marker = f"{report.id}.[1-9]*"
-    there = project.workspace / report.paths.tries
+    there = project.workspace / report.paths.attempts
     until(lambda: [*there.glob(marker)], "the end of all", BUSY_S)
 
     said = project.run("--rerun-incomplete", "--nolock").failed()
@@ -236,7 +236,7 @@ def end_from_outside(
 def test_a_job_that_is_ended_from_outside(
     pipeline: Project, sandbox: Sandbox, rule: str, how: str
 ) -> None:
-    def end(record: TryRecord) -> None:
+    def end(record: AttemptRecord) -> None:
         [job] = [job for job in sandbox.record("hpc1")["jobs"] if job["id"] in record.site_jobs]
         act = sandbox.cancel_job if how == "cancelled" else sandbox.fail_node
         act("hpc1", job["scheduler_ids"][0])
@@ -247,7 +247,7 @@ def test_a_job_that_is_ended_from_outside(
 @pytest.mark.parametrize("how", ["cancelled", "node"])
 @pytest.mark.parametrize("place", REAL, indirect=True)
 def test_a_job_that_slurm_ends(pipelines: Project, centre: Centre, how: str) -> None:
-    def end(record: TryRecord) -> None:
+    def end(record: AttemptRecord) -> None:
         claim = (pipelines.workspace / record.paths.claim).read_text()
         [number] = re.findall(r"^scheduler_job=(\d+)$", claim, re.MULTILINE)
         cluster = SlurmCluster(centre.directory, centre.environment, USER)

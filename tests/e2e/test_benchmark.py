@@ -81,4 +81,4 @@ def test_a_later_rule_reads_one_at_its_site(project: Project) -> None:
 
     assert project.read("sum.txt").startswith("s\th:m:s\t")
     assert "sum: waits for" not in said
-    assert len(project.tries) == 3, said
+    assert len(project.attempts) == 3, said

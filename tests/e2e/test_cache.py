@@ -40,10 +40,10 @@ def test_between_workflows(
         each.extra["SNAKEMAKE_OUTPUT_CACHE"] = str(tmp_path / "cache")
     project.run("--cache").ok()
     assert len(list((tmp_path / "cache").iterdir())) == 3
-    assert {record.rule for record in project.tries} == {"cached", "several", "last"}
+    assert {record.rule for record in project.attempts} == {"cached", "several", "last"}
 
     other.run("--cache").ok()
-    assert {record.rule for record in other.tries} == {"last"}, "the others were in the cache"
+    assert {record.rule for record in other.attempts} == {"last"}, "the others were in the cache"
     local.run("--cache", local=True).ok()
     assert not local.exists("runs"), "what a site has made was not taken here"
 
@@ -55,7 +55,7 @@ def test_between_workflows(
     del project.extra["SNAKEMAKE_OUTPUT_CACHE"]
     said = project.run("--cache", "--forcerun", "cached", "--until", "cached").ok().output
     tells(said, "Snakemake will not use between workflow caching")
-    assert [record.rule for record in project.tries].count("cached") == 2
+    assert [record.rule for record in project.attempts].count("cached") == 2
 
 
 def test_cache_that_cannot_be_written(project: Project, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_an_interrupted_call_goes_on_and_runs_once(project: Project, tmp_path: P
     tells(ended.ok().output, "train:main(lr=0.5, names=['{a}', 'ü']) is in calls/train.main-")
     assert started.read_text() == "x"
 
-    assert len(project.tries) == 1
+    assert len(project.attempts) == 1
 
 
 def test_an_exception_comes_back(project: Project) -> None:

@@ -84,8 +84,8 @@ def test_failing_jobs_are_told_and_the_others_go_on(both: Project) -> None:
         "smk-mantik jobs --failed lists them all.\n",
     )
     assert end.count("did not make") == 1
-    assert len([record for record in both.tries if record.rule != "after"]) == 8
-    assert all(record.state.final for record in both.tries)
+    assert len([record for record in both.attempts if record.rule != "after"]) == 8
+    assert all(record.state.final for record in both.attempts)
 
 
 def test_what_cannot_be_prepared_here_fails_its_own_job(project: Project) -> None:

@@ -280,13 +280,13 @@ def test_no_snakemake_at_the_site(project: Project) -> None:
     first = without.run()
     assert first.code == 1
     tells(first.output, "there is no fitting Snakemake", "smk-mantik bootstrap hpc1")
-    sent = len(without.tries)
+    sent = len(without.attempts)
     second = without.run()
     assert second.code == 1
     tells(
         second.output, "nothing submitted", "rule out cannot run at hpc1", "has none", "bootstrap"
     )
-    assert len(without.tries) == sent
+    assert len(without.attempts) == sent
     # Another environment is another question.
     Project(project.directory, project.place, dict(UNTRACKED)).run().ok()
     missing_snakemake = json.loads(project.read(".snakemake/mantik/lacks.json"))

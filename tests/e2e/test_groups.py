@@ -243,7 +243,7 @@ def test_files_of_a_group_and_its_retries(project: Project) -> None:
     said = project.run("--retries", "1").ok().output
     assert project.read("../up/out.txt") == "in\n" * 3
     tells(said, "b ended with exit code 1")
-    groups = [record for record in project.tries if record.rule == "a, b"]
+    groups = [record for record in project.attempts if record.rule == "a, b"]
     assert [record.reason for record in groups] == ["exit_code", ""]
     for place in (project.directory, project.workspace):
         left = {path.name for path in place.iterdir()} & {"only here.txt", "passing", "kept.txt"}

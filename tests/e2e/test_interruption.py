@@ -82,7 +82,7 @@ def test_cancel(project: Project, sit: Sit) -> None:
 
     assert terminal.end() != 0
     assert project.lines() == ["run", "term"]
-    assert [record.outcome for record in project.tries] == ["cancelled"]
+    assert [record.outcome for record in project.attempts] == ["cancelled"]
 
 
 @pytest.mark.parametrize("first", ["c\n", pytest.param("", marks=pytest.mark.nightly)])

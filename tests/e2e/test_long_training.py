@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import AttemptRecord
 from tests.real.centre.firecrest import SYSTEM
 from tests.support.places import REAL, MakeProject
 from tests.support.workflows import UNTRACKED, Project, Running, until
@@ -89,10 +89,10 @@ def test_each_epoch_counts_once(site: tuple[Project, Cancel], outside: Path) -> 
     project.write("Snakefile", SNAKEFILE)
     train(project, outside, cancel)
     assert not project.exists("ckpt")
-    ran = [(r.segment, r.reason) for r in project.tries if r.outcome != "cancelled"]
+    ran = [(r.segment, r.reason) for r in project.attempts if r.outcome != "cancelled"]
     assert [each for each in ran if each[1]] == [(3, "cancelled")], ran
     assert [segment for segment, _ in ran] == [0, 1, 2, 3, 3, *range(4, SEGMENTS)]
-    assert not [record for record in project.tries if not record.state.final]
+    assert not [record for record in project.attempts if not record.state.final]
 
 
 def train(project: Project, outside: Path, cancel: Cancel | None) -> None:
@@ -170,12 +170,12 @@ def begun(project: Project, run: Running, *noted: str) -> None:
     assert run.process.poll() is None, run.output
 
 
-def open_segment(project: Project, number: int) -> TryRecord:
-    found: list[TryRecord] = []
+def open_segment(project: Project, number: int) -> AttemptRecord:
+    found: list[AttemptRecord] = []
 
     def look() -> bool:
-        found[:] = [r for r in project.tries if r.segment == number and not r.state.final]
+        found[:] = [r for r in project.attempts if r.segment == number and not r.state.final]
         return bool(found)
 
-    until(look, f"a try for segment {number}")
+    until(look, f"an attempt for segment {number}")
     return found[-1]

@@ -67,7 +67,7 @@ def test_all_of_the_page_works(project: Project) -> None:
     assert json.loads(project.read("scores/0.2.json"))["score"] == 0.8
     tells(call, '{"rate": 0.1, "score": 0.9, "layers": [32, 32]}')
     assert call.count("succeeded") == 5
-    assert len(project.tries) == 5
+    assert len(project.attempts) == 5
 
 
 def test_commands_in_the_tables_exist() -> None:

@@ -44,7 +44,7 @@ def prepare(project: Project) -> None:
 
 def new(project: Project, seen: set[str]) -> list[str]:
     """The rules whose jobs were sent and are not among the `seen` ones, which they join."""
-    found = [record for record in project.tries if record.id not in seen]
+    found = [record for record in project.attempts if record.id not in seen]
     seen.update(record.id for record in found)
     return sorted(record.rule for record in found)
 
@@ -85,13 +85,13 @@ def test_what_jobs_ask_for(project: Project) -> None:
         threads: 1
         shell:
             "echo {threads} {resources.mem_mb} $SLURM_CPUS_PER_TASK $SLURM_MEM_PER_NODE"
-            " $PRE $MANTIK_TEST_SAYS {resources.tries} > {output}; [ {resources.tries} = 3 ]"
+            " $PRE $MANTIK_TEST_SAYS {resources.attempts} > {output}; [ {resources.attempts} = 3 ]"
     """,
     )
     started = project.run(
         "shown.txt",
         *("--set-threads", "shown=3"),
-        *("--set-resources", "shown:mem_mb=300", "shown:tries=attempt"),
+        *("--set-resources", "shown:mem_mb=300", "shown:attempts=attempt"),
         *("--default-resources", "runtime=5"),
         *("--retries", "3"),
         *("--jobname", "of {rulename} {jobid}"),
@@ -110,7 +110,7 @@ def test_what_jobs_ask_for(project: Project) -> None:
         ),
     ).ok()
     assert project.read("shown.txt") == "3 300 3 300 before said 3\n"
-    assert [record.name for record in project.tries] == ["of shown 0"] * 3
+    assert [record.name for record in project.attempts] == ["of shown 0"] * 3
     for option in (
         *("--seconds-between-status-checks", "--max-status-checks-per-second"),
         *("--shadow-prefix", "--container-image", "--preemptible-rules", "--apptainer-prefix"),

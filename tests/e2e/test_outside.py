@@ -197,4 +197,4 @@ def test_a_workspace_stays_when_a_workflow_begins_to_look_above(project: Project
     )  # fmt: skip
     project.run().ok()
     assert project.read("b.txt") == "near\n"
-    assert [record.rule for record in project.tries] == ["a", "b"]
+    assert [record.rule for record in project.attempts] == ["a", "b"]

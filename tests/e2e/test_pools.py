@@ -85,7 +85,7 @@ def test_jobs_end_with_their_run(firecrest: Project) -> None:
     running.interrupt()
     firecrest.go()
 
-    assert {record.state.value for record in firecrest.tries} == {"abandoned"}
+    assert {record.state.value for record in firecrest.attempts} == {"abandoned"}
     pools = firecrest.workspace / ".mantik/pools/small"
     until(lambda: not list(pools.glob("pool.*")), "the allocation's end")
     assert sorted(firecrest.lines("ran")) == begun
@@ -209,7 +209,7 @@ def test_a_pool_takes_short_jobs_that_fit(firecrest: Project) -> None:
 
     firecrest.run().ok()
 
-    queues = {record.rule: record.queue for record in firecrest.tries}
+    queues = {record.rule: record.queue for record in firecrest.attempts}
     others = dict.fromkeys(("long", "own", "far", "out", "each"), "batch")
     assert queues == {"short": "pool small", **others}
 

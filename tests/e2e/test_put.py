@@ -103,7 +103,7 @@ def test_put_tells_what_it_cannot_send(inputs: Project) -> None:
     )  # fmt: skip
     (inputs.workspace / "wait").mkdir(parents=True)
     running = inputs.start(*FILES_STAY, "other")
-    until(lambda: any(record.site_jobs for record in inputs.tries), "the job")
+    until(lambda: any(record.site_jobs for record in inputs.attempts), "the job")
     tells(refused("data/set"), "another Snakemake", "when it has ended")
     (inputs.workspace / "wait").rmdir()
     running.end().ok()

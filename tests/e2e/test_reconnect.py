@@ -43,7 +43,7 @@ def running(project: Project) -> Running:
 
 
 def outcomes(project: Project) -> dict[str, str]:
-    return {record.name: record.outcome for record in project.tries}
+    return {record.name: record.outcome for record in project.attempts}
 
 
 def test_a_job_that_was_not_submitted_is_not_said_to_be_cancelled_at_a_site(
@@ -53,7 +53,9 @@ def test_a_job_that_was_not_submitted_is_not_said_to_be_cancelled_at_a_site(
     project.run().ok()
     with closing(Journal(project.directory / ".snakemake/mantik")) as journal:
         (site,) = journal.sites()
-        journal.new_try(site=site, job="j", rule="late", name="late", fingerprint="f", members={})
+        journal.new_attempt(
+            site=site, job="j", rule="late", name="late", fingerprint="f", members={}
+        )
     said = smk_mantik(project, "cancel", "--all").ok().output
     tells(said, "late: it was not submitted yet, and will not be.")
     assert "confirmed" not in said
@@ -108,7 +110,7 @@ def test_clean(firecrest: Project) -> None:
     assert stays.code == 1, stays.output
     tells(
         stays.output, str(firecrest.workspace), "needed: slow name=a (it may still run", "Kept:",
-        "tries, logs and archives: ", "files of the workflow: ",
+        "attempts, logs and archives: ", "files of the workflow: ",
     )  # fmt: skip
     assert sorted(firecrest.lines()) == ["a", "b"]
     unasked = smk_mantik(firecrest, "clean", "--force")

@@ -321,7 +321,7 @@ def test_a_member_that_asks_for_another_checkpoint_than_before(project: Project)
     if "Out of jobs ready" not in said:  # by chance, Snakemake (9.27) does not even begin the group
         tells(said, "rule nested asks for the files of checkpoint inner, which is in its own group")
     assert not project.exists("nested")
-    assert {record.rule for record in project.tries} == {"outer"}
+    assert {record.rule for record in project.attempts} == {"outer"}
 
 
 def test_resources_that_cannot_be_had(project: Project) -> None:
@@ -385,7 +385,7 @@ def test_a_queue_that_is_not_listed_may_exist(project: Project) -> None:
     project.config.write_text(config.replace("Queue: batch\n", "Queue: auto\n"))
     said = project.run().ok().output
     assert said.count("the site lists no queue 'hidden', only batch, devel") == 1, said
-    assert {record.rule: record.queue for record in project.tries} == {
+    assert {record.rule: record.queue for record in project.attempts} == {
         "hidden": "hidden", "either": "devel,batch", "first": "batch",
     }  # fmt: skip
 

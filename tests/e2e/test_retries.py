@@ -1,4 +1,4 @@
-"""A try that failed tells why, and the next one asks for more of what it lacked, if at all."""
+"""An attempt that failed tells why, and the next one asks for more of what it lacked, if at all."""
 
 import os
 import re
@@ -38,7 +38,7 @@ SNAKEFILE = """
         resources:
             mem_mb=grows(500, on="out_of_memory, node_failure"),
             runtime=minutes,
-        shell: "echo . >> tries.txt; [ $(wc -l < tries.txt) = 2 ] || sleep 60;"
+        shell: "echo . >> attempts.txt; [ $(wc -l < attempts.txt) = 2 ] || sleep 60;"
             " echo {resources.mem_mb} > {output}"
 """
 
@@ -55,7 +55,7 @@ def test_a_retry_asks_for_more_of_what_was_lacking_and_of_nothing_else(project: 
 
     assert project.read("eats.txt") == "700 1\n"
     assert project.read("sleeps.txt") == "500\n"
-    found = {(r.rule, r.outcome.partition(":")[0], r.reason) for r in project.tries}
+    found = {(r.rule, r.outcome.partition(":")[0], r.reason) for r in project.attempts}
     assert found == {
         ("eats", "failed", "out_of_memory"),
         ("eats", "succeeded", ""),
@@ -96,7 +96,7 @@ def test_children_are_told_to_end_before_their_parents(api: str, tmp_path: Path)
         for run in box.record("hpc1")["runs"]:
             box.expire_job("hpc1", run["scheduler_id"])
         said = running.end().failed()
-        found = {record.rule: record.reason for record in project.tries}
+        found = {record.rule: record.reason for record in project.attempts}
         assert found == {"ends": "time_limit", "speaks": "time_limit"}, said
         assert (project.workspace / "late.txt").exists(), said
         project.close()
@@ -111,21 +111,21 @@ def test_only_named_reasons_are_worth_a_retry(project: Project) -> None:
 
         rule d:
             output: "d.txt"
-            shell: "echo d >> tries.txt; exit 3"
+            shell: "echo d >> attempts.txt; exit 3"
 
         rule a:
             output: "a.txt"
             resources: mantik_retry_on="out_of_memory,node_failure"
-            shell: "echo a >> tries.txt; exit 3"
+            shell: "echo a >> attempts.txt; exit 3"
 
         rule b:
             output: "b.txt"
-            shell: "echo b >> tries.txt; exit 3"
+            shell: "echo b >> attempts.txt; exit 3"
 
         rule c:
             output: ensure("c.txt", non_empty=True)
             resources: mantik_retry_on="exit_code"
-            shell: "echo c >> tries.txt; touch {output}"
+            shell: "echo c >> attempts.txt; touch {output}"
         """,
     )
 
@@ -134,14 +134,14 @@ def test_only_named_reasons_are_worth_a_retry(project: Project) -> None:
         "--default-resources", "mantik_retry_on=node_failure,preempted",
     ).failed()  # fmt: skip
 
-    assert sorted((project.workspace / "tries.txt").read_text().split()) == [*"abbcd"], said
-    assert {r.rule: r.reason for r in project.tries} == {
+    assert sorted((project.workspace / "attempts.txt").read_text().split()) == [*"abbcd"], said
+    assert {r.rule: r.reason for r in project.attempts} == {
         "a": "exit_code",
         "b": "exit_code",
         "c": "outputs",
         "d": "exit_code",
     }
-    assert {r.what_used.exit_code for r in project.tries if r.rule in "ab"} == {3}
+    assert {r.what_used.exit_code for r in project.attempts if r.rule in "ab"} == {3}
     tells(said, "a: not tried again, since it failed for exit code, which mantik_retry_on does not")
 
 
@@ -164,7 +164,7 @@ def test_a_mistake_that_follows_from_a_file_is_told_when_the_file_is_there(
     )
     said = project.run("--retries", "2").failed()
     tells(said, "'oom' is not a reason", "not tried again")
-    assert [r.rule for r in project.tries] == ["a"]
+    assert [r.rule for r in project.attempts] == ["a"]
 
 
 def test_what_was_learned_outlives_the_controller(project: Project) -> None:

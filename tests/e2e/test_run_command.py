@@ -82,14 +82,14 @@ def test_named_inputs_and_outputs(churn: Project, firecrest_place: Place) -> Non
     run(churn, *words).ok()
     assert churn.read("models/m.txt") == "1,2\n2\n"
     assert not churn.exists("it's churn/sub")
-    (journal,) = churn.tries
+    (journal,) = churn.attempts
     assert journal.site == "hpc1"
 
     tells(run(churn, *words).ok().output, "Nothing to be done")
     second = churn.write("hpc2.yaml", firecrest_place.config)
     churn.extra |= firecrest_place.environment
     run(churn, *words, other=f"hpc2={second}").ok()
-    assert [record.site for record in churn.tries] == ["hpc1", "hpc2"]
+    assert [record.site for record in churn.attempts] == ["hpc1", "hpc2"]
 
 
 @pytest.mark.parametrize("local", [False, pytest.param(True, marks=pytest.mark.nightly)])

@@ -159,7 +159,7 @@ def test_secrets_leave_no_trace(both: Project, tmp_path: Path) -> None:
     twin.run("--until", "good", local=True).ok()
 
     assert both.read("good.txt") == twin.read("good.txt")
-    assert len(both.tries) == 2, said
+    assert len(both.attempts) == 2, said
     assert while_they_run == []
     assert looked(site) == []
     assert b"--executor" in shown or b"sleep" in shown

@@ -73,9 +73,9 @@ def test_a_training_goes_on_past_its_walltime(firecrest: Project) -> None:
     is_trained(firecrest)
     tells(said, "segment 1 of 10 has ended (time limit)", "segment 2 of 10 has ended (it asked")
     assert "reattached" not in said, "this run submitted all of them"
-    ran = [r for r in firecrest.tries if r.rule == "train" and r.outcome != "cancelled"]
-    tries = [(r.segment, r.segments, r.reason) for r in ran]
-    assert tries == [(n, 10, "") for n in range(4)], said
+    ran = [r for r in firecrest.attempts if r.rule == "train" and r.outcome != "cancelled"]
+    attempts = [(r.segment, r.segments, r.reason) for r in ran]
+    assert attempts == [(n, 10, "") for n in range(4)], said
 
 
 def test_its_controller_may_be_killed_in_any_segment(project: Project, sandbox: Sandbox) -> None:
@@ -89,19 +89,19 @@ def test_its_controller_may_be_killed_in_any_segment(project: Project, sandbox: 
     for number in (0, 2):
         run = project.start("score.txt", "--nolock", "--rerun-incomplete")
         begun(project, run, number)
-        until(lambda: sum(bool(r.site_jobs) for r in project.tries) >= 10, "the segments ahead")
+        until(lambda: sum(bool(r.site_jobs) for r in project.attempts) >= 10, "the segments ahead")
         run.kill()
         (place / f"held-{number}").unlink()
     # The rest goes on without a controller, since it was submitted ahead.
     until((place / "model.txt").exists, "the model")
     project.run("score.txt", "--nolock", "--rerun-incomplete").ok()
     is_trained(project)
-    ran = [(r.segment, r.state, r.outcome) for r in project.tries if r.outcome != "cancelled"]
+    ran = [(r.segment, r.state, r.outcome) for r in project.attempts if r.outcome != "cancelled"]
     assert [segment for segment, *_ in ran] == [0, 1, 2, 3, 0], ran
     # Also what the last run submitted before it looked, and ended then; not what ended in between.
-    known = [job for record in project.tries for job in record.site_jobs]
-    assert len(sandbox.record("hpc1")["runs"]) - before <= len(known) <= len(project.tries)
-    assert not [record for record in project.tries if not record.state.final]
+    known = [job for record in project.attempts for job in record.site_jobs]
+    assert len(sandbox.record("hpc1")["runs"]) - before <= len(known) <= len(project.attempts)
+    assert not [record for record in project.attempts if not record.state.final]
 
 
 def begun(project: Project, run: Running, number: int) -> None:
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_was_changed_at_the_site_is_noticed(project: Project) 
     begun(project, run, 0)
     run.kill()
     held.unlink()
-    until(lambda: list(project.workspace.glob(".mantik/tries/*/*.85")), "the end of the segment")
+    until(lambda: list(project.workspace.glob(".mantik/attempts/*/*.85")), "the end of the segment")
     (project.workspace / "ckpt/epoch").write_text("7")
     said = project.run(
         "score.txt", "--nolock", "--rerun-incomplete", "--mantik-ahead", "0"
@@ -143,8 +143,8 @@ def test_without_progress_it_does_not_go_on(project: Project) -> None:
     project.write("train.py", "import sys; sys.exit(85)\n")
     said = project.run("score.txt", "--retries", "0").failed()
     tells(said, "asked to go on, but no file of its checkpoint (ckpt/) has changed", "segment 1 of")
-    assert [r.reason for r in project.tries if r.outcome != "cancelled"] == ["exit_code"]
-    assert not [r for r in project.tries if not r.state.final]
+    assert [r.reason for r in project.attempts if r.outcome != "cancelled"] == ["exit_code"]
+    assert not [r for r in project.attempts if not r.state.final]
 
 
 def test_used_up_segments_go_on_when_it_is_started_again(project: Project) -> None:
@@ -237,7 +237,7 @@ def test_an_updated_output_goes_through_every_door(project: Project, sandbox: Sa
     running = project.start("--forceall", "--retries", "0")
     place = project.workspace / "state.txt"
     until(lambda: place.exists() and "1 of 4" in place.read_text(), "the second segment")
-    [record] = [r for r in project.tries if r.segment == 1 and not r.state.final]
+    [record] = [r for r in project.attempts if r.segment == 1 and not r.state.final]
     jobs = sandbox.record("hpc1")["jobs"]
     [number] = next(job["scheduler_ids"] for job in jobs if job["id"] in record.site_jobs)
     sandbox.fail_node("hpc1", number)

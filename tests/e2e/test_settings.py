@@ -91,4 +91,4 @@ def test_sites_from_the_environment(project: Project) -> None:
     project.run("--executor", "mantik", "--jobs", "2", plain=True).ok()
 
     assert project.read("first.txt") + project.read("second.txt") == "one\ntwo\n"
-    assert {record.site for record in project.tries} == {"one", "other"}
+    assert {record.site for record in project.attempts} == {"one", "other"}

@@ -69,7 +69,7 @@ class Ledger:
 
 
 def where(project: Project) -> dict[str, str]:
-    return {record.rule: record.site for record in project.tries}
+    return {record.rule: record.site for record in project.attempts}
 
 
 CHOICES = """
@@ -324,9 +324,11 @@ def test_a_job_that_does_not_start_in_time_goes_to_the_next_site(
     (busy.parent / "go").touch()
     said = running.end().ok().output
     assert two.read("moved.txt") == two.read("next.txt") == "ran\n", said
-    tries = [(r.rule, r.site, r.state.final, r.outcome) for r in two.tries if r.rule == "moves"]
-    assert [(site, final) for _, site, final, _ in tries] == [("hpc2", True), ("hpc1", True)]
-    assert tries[1][3] == "succeeded"
+    attempts = [
+        (r.rule, r.site, r.state.final, r.outcome) for r in two.attempts if r.rule == "moves"
+    ]
+    assert [(site, final) for _, site, final, _ in attempts] == [("hpc2", True), ("hpc1", True)]
+    assert attempts[1][3] == "succeeded"
     assert where(two)["next"] == "hpc2"
 
 
@@ -356,7 +358,7 @@ def test_a_job_that_slurm_does_not_start_goes_to_the_next_site(
     said = project.run().ok().output
     tells(said, f"moves: withdrawn from {place.name}", "it goes to hpc1", "moves: done at hpc1")
     assert project.read("moved.txt") == "ran\n"
-    waited, ran = project.tries
+    waited, ran = project.attempts
     assert (waited.site, ran.site) == (place.name, "hpc1")
     until(lambda: not centre.queued(waited.site_jobs), "Slurm to forget it")
     assert not (project.workspace / "moved.txt").exists()
@@ -435,7 +437,7 @@ def test_a_job_for_any_site_is_found_at_the_one_that_was_chosen(
     healing.faults.clear()
     two.run(*KILLED_OPTIONS).ok()
     assert two.read("chosen.txt") == "ran\n"
-    assert {r.site for r in two.tries if r.rule == "chosen"} == {"hpc1"}
+    assert {r.site for r in two.attempts if r.rule == "chosen"} == {"hpc1"}
 
 
 def test_a_job_for_any_site_does_not_go_to_one_that_is_away(two: Project, healing: Sandbox) -> None:
@@ -503,7 +505,7 @@ def test_two_names_of_one_api_share_client_and_workspace(
     assert ledger.uploads()[name] == (4 if name == "hpc2" else 5), ran.output
     assert ran.output.count("Uploading ") == 1
     assert firecrest.read("b.sum").splitlines()[-2:] == ["of a batch", "of b devel"]
-    assert {record.site for record in firecrest.tries} == {"a", "b"}
+    assert {record.site for record in firecrest.attempts} == {"a", "b"}
     if isinstance(server, FirecrestServer):
         assert server.tokens.issued == tokens + 1
 

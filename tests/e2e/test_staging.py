@@ -219,7 +219,7 @@ def test_links_of_outputs_stay_links_where_they_were_made(firecrest: Project) ->
     firecrest.write("Snakefile", snakefile.replace("/latest/", "/step-9/"))
     firecrest.run("--forcerun", "read").ok()
     assert firecrest.read("read.txt") == "9\nd\n9\n"
-    assert [record.rule for record in firecrest.tries].count("read") == 2, "it was sent twice"
+    assert [record.rule for record in firecrest.attempts].count("read") == 2, "it was sent twice"
     # One that leads elsewhere now, to files some of which are the same.
     firecrest.write("mine/a", "9\n")
     firecrest.write("mine/deep/d", "mine\n")

@@ -68,7 +68,7 @@ def test_states_are_told_to_logger_plugins_and_to_the_metadata(
     firecrest.write("Snakefile", SNAKEFILE)
     running = firecrest.start("--logger", "ears", "--keep-going", "--printshellcmds")
     running.says("good: runs at")
-    (good,) = (record for record in firecrest.tries if record.rule == "good")
+    (good,) = (record for record in firecrest.attempts if record.rule == "good")
     marks = firecrest.directory / ".snakemake" / "incomplete"
 
     def marked() -> bool:

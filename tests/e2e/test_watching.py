@@ -173,7 +173,7 @@ def test_jobs_and_logs_are_seen_at_all_times(firecrest: Project, sandbox: Sandbo
     assert (told["going_on"], told["jobs"]) == (False, {"finished": 4})
     assert told["run"]["ending"] == "finished"
     [rule] = told["rules"]
-    assert (rule["rule"], rule["tries"], rule["walltime"]) == ("train", 3, 5400)
+    assert (rule["rule"], rule["attempts"], rule["walltime"]) == ("train", 3, 5400)
     assert 1 << 20 < rule["memory_used"] < 100 << 20
 
 
@@ -185,7 +185,7 @@ def test_a_job_that_was_given_up_does_not_wait(project: Project) -> None:
     running.says("submitted to", WAIT_S)
     until(lambda: states(project, "jobs") == {"running": 2, "waiting": 1}, "two jobs that run")
     running.kill()
-    [waiting] = [record for record in project.tries if record.started is None]
+    [waiting] = [record for record in project.attempts if record.started is None]
     (project.workspace / waiting.paths.claim).mkdir()
     shown = smk_mantik(project, "jobs", "--ask").ok().output
     tells(" ".join(shown.split()), "given up before it started")

@@ -1,4 +1,4 @@
-"""Which try of an earlier run is the one that is asked for."""
+"""Which attempt of an earlier run is the one that is asked for."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,61 +15,61 @@ from snakemake_executor_plugin_mantik.engine.adopt import (
     stale_message,
     why_unwanted,
 )
-from snakemake_executor_plugin_mantik.engine.machine import choose_tries
+from snakemake_executor_plugin_mantik.engine.machine import choose_attempts
 from snakemake_executor_plugin_mantik.engine.request import fingerprint_of
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, AttemptState
 from tests.support.controller import request
 
 JOB = request(1)
 SAME = "same"
-OPEN = [TryState.PLANNED, TryState.SUBMITTING, TryState.SUBMITTED]
+OPEN = [AttemptState.PLANNED, AttemptState.SUBMITTING, AttemptState.SUBMITTED]
 
 
-def always(fingerprint: str) -> Callable[[TryRecord], str]:
+def always(fingerprint: str) -> Callable[[AttemptRecord], str]:
     return lambda _: fingerprint
 
 
 def record(
-    state: TryState,
+    state: AttemptState,
     number: int = 1,
     *,
     fingerprint: str = "same",
     site: str = "sim",
     outcome: str = "",
-) -> TryRecord:
-    return TryRecord(
+) -> AttemptRecord:
+    return AttemptRecord(
         id=f"{number:036}", site=site, bucket=0, job=JOB.job, rule="make", name="n",
         fingerprint=fingerprint, state=state, outcome=outcome,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("state", OPEN)
-def test_the_same_job_is_taken_up(state: TryState) -> None:
+def test_the_same_job_is_taken_up(state: AttemptState) -> None:
     found = record(state)
-    assert choose_tries(JOB, always(SAME), [found])[0] == found
-    assert choose_tries(replace(JOB, forced=True), always(SAME), [found])[0] == found
+    assert choose_attempts(JOB, always(SAME), [found])[0] == found
+    assert choose_attempts(replace(JOB, forced=True), always(SAME), [found])[0] == found
 
 
 def test_of_segments_in_a_row_the_first_is_taken_up_and_the_others_stay() -> None:
-    first, second, third = (record(TryState.SUBMITTED, n) for n in (1, 2, 3))
+    first, second, third = (record(AttemptState.SUBMITTED, n) for n in (1, 2, 3))
     second = replace(second, follows=first.id, segment=1)
     third = replace(third, follows=second.id, segment=2)
-    choice = choose_tries(JOB, always(SAME), [first, second, third])
+    choice = choose_attempts(JOB, always(SAME), [first, second, third])
     assert choice == (first, ())
-    choice = choose_tries(JOB, always(SAME), [second, third])
+    choice = choose_attempts(JOB, always(SAME), [second, third])
     assert choice == (second, ())
-    choice = choose_tries(JOB, always("other"), [first, second, third])
+    choice = choose_attempts(JOB, always("other"), [first, second, third])
     assert choice == (None, (first, second, third))
-    choice = choose_tries(JOB, always(SAME), [first, third], given_up={second.id})
+    choice = choose_attempts(JOB, always(SAME), [first, third], given_up={second.id})
     assert choice == (first, (third,))
 
 
-@pytest.mark.parametrize("state", [*OPEN, TryState.ENDED])
+@pytest.mark.parametrize("state", [*OPEN, AttemptState.ENDED])
 @pytest.mark.parametrize(("fingerprint", "site"), [("other", "sim"), ("same", "elsewhere")])
-def test_another_job_is_not(state: TryState, fingerprint: str, site: str) -> None:
+def test_another_job_is_not(state: AttemptState, fingerprint: str, site: str) -> None:
     found = record(state, outcome="succeeded", fingerprint=fingerprint, site=site)
-    choice = choose_tries(JOB, always(SAME), [found])
+    choice = choose_attempts(JOB, always(SAME), [found])
     assert choice[0] is None
     assert choice[1] == (found,)
 
@@ -94,21 +94,21 @@ def test_what_makes_it_another_job(change: dict[str, Any]) -> None:
 
 
 def test_what_succeeded_is_taken_unless_forced() -> None:
-    found = record(TryState.ENDED, outcome="succeeded")
-    assert choose_tries(JOB, always(SAME), [found])[0] == found
-    assert choose_tries(replace(JOB, forced=True), always(SAME), [found])[1] == (found,)
+    found = record(AttemptState.ENDED, outcome="succeeded")
+    assert choose_attempts(JOB, always(SAME), [found])[0] == found
+    assert choose_attempts(replace(JOB, forced=True), always(SAME), [found])[1] == (found,)
 
 
 def test_what_failed_is_run_again() -> None:
-    found = record(TryState.ENDED, outcome="failed: something")
-    assert choose_tries(JOB, always(SAME), [found])[1] == (found,)
+    found = record(AttemptState.ENDED, outcome="failed: something")
+    assert choose_attempts(JOB, always(SAME), [found])[1] == (found,)
 
 
 def test_of_several_the_newest_is_taken_and_the_others_are_given_up() -> None:
-    tries = [record(TryState.SUBMITTED, n) for n in range(3)]
-    choice = choose_tries(JOB, always(SAME), tries)
-    assert choice[0] == tries[2]
-    assert choice[1] == (tries[0], tries[1])
+    attempts = [record(AttemptState.SUBMITTED, n) for n in range(3)]
+    choice = choose_attempts(JOB, always(SAME), attempts)
+    assert choice[0] == attempts[2]
+    assert choice[1] == (attempts[0], attempts[1])
 
 
 SOURCES = {
@@ -132,24 +132,24 @@ def test_sources_that_a_command_names(command: str, found: set[str]) -> None:
     assert set(named_checksums(command, SOURCES)) == found
 
 
-def test_tries_of_an_earlier_version_are_told_of() -> None:
-    old = record(TryState.SUBMITTED)
+def test_attempts_of_an_earlier_version_are_told_of() -> None:
+    old = record(AttemptState.SUBMITTED)
     assert "changed: the executor's version." in why_unwanted(JOB, old, {"command": "x"})
     assert kept_message(old, {"queue": "other"}) == stale_message(old, "digest") == ""
 
 
 def test_what_was_never_sent_or_had_failed_is_not_told_of() -> None:
     kept_back = encode_basis({"command": "old"}, {"queue": "q"}, "old")
-    for state, outcome in [(TryState.PLANNED, ""), (TryState.ENDED, "failed: it")]:
+    for state, outcome in [(AttemptState.PLANNED, ""), (AttemptState.ENDED, "failed: it")]:
         found = replace(record(state, outcome=outcome), made_of=kept_back)
         assert why_unwanted(JOB, found, {"command": "new"}) == ""
-    planned = replace(record(TryState.PLANNED), made_of=kept_back)
+    planned = replace(record(AttemptState.PLANNED), made_of=kept_back)
     assert kept_message(planned, {"queue": "p"}) == stale_message(planned, "new") == ""
 
 
 def test_what_is_forced_or_grouped_is_told_of() -> None:
     same = replace(
-        record(TryState.ENDED, outcome="succeeded"), made_of=encode_basis({"a": "b"}, {}, "")
+        record(AttemptState.ENDED, outcome="succeeded"), made_of=encode_basis({"a": "b"}, {}, "")
     )
     assert "as it is forced" in why_unwanted(replace(JOB, forced=True), same, {"a": "b"})
     assert "grouped in another way" in why_unwanted(replace(JOB, job="other"), same, {"a": "b"})
@@ -157,16 +157,16 @@ def test_what_is_forced_or_grouped_is_told_of() -> None:
 
 def test_of_many_changes_some_are_named() -> None:
     before = {f"input f{n}": "a" for n in range(20)}
-    found = replace(record(TryState.SUBMITTED), made_of=encode_basis(before, {}, ""))
+    found = replace(record(AttemptState.SUBMITTED), made_of=encode_basis(before, {}, ""))
     told = why_unwanted(JOB, found, dict.fromkeys(before, "b"))
     assert "f0, f1, f2, f3, f4, …" in told
 
 
 def test_of_a_job_that_updates_it_counts_where_it_began() -> None:
-    found = record(TryState.ENDED, fingerprint="same+before", outcome="succeeded")
-    assert choose_tries(JOB, always("same+after"), [found])[0] is None
-    assert choose_tries(JOB, always("same+after"), [found], already=True)[0] == found
-    assert choose_tries(JOB, always("other+after"), [found], already=True)[0] is None
+    found = record(AttemptState.ENDED, fingerprint="same+before", outcome="succeeded")
+    assert choose_attempts(JOB, always("same+after"), [found])[0] is None
+    assert choose_attempts(JOB, always("same+after"), [found], already=True)[0] == found
+    assert choose_attempts(JOB, always("other+after"), [found], already=True)[0] is None
 
 
 def test_what_it_updates_is_apart_in_what_a_job_is_made_of() -> None:
@@ -177,7 +177,7 @@ def test_what_it_updates_is_apart_in_what_a_job_is_made_of() -> None:
     assert "+" not in fingerprint_of(JOB.made_of({"a": "1"}, "e", {}))
 
 
-def test_inputs_are_named_by_the_tries_that_made_them() -> None:
+def test_inputs_are_named_by_the_attempts_that_made_them() -> None:
     inputs = {"a": "1", "d": "", "d/x": "2", "d/.snakemake_timestamp": "3", "dd": "4"}
     made = {"A": {"a": "1"}, "D": {"d/x": "2"}}
     makers = {"a": "A", "d": "D"}

@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.engine.dispatch import Dispatcher
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, OutputFile
-from snakemake_executor_plugin_mantik.journal import TryState
+from snakemake_executor_plugin_mantik.journal import AttemptState
 from tests.support.controller import request
 from tests.support.laptop import Session, no_sources
 from tests.support.schedules import config
@@ -78,7 +78,7 @@ def test_each_job_behind_a_failed_one_is_ended_once(play: Player) -> None:
         await asyncio.sleep(600.0)
         assert session.journal.open_ahead() == [], "they end at once, not with the run"
         await session.engine.closed(tidy=True)
-        left = session.journal.all_open_tries()
+        left = session.journal.all_open_attempts()
         assert [record.job for record in left] == [jobs[0].job], "Snakemake has not committed it"
 
     session = play(world, scenario)
@@ -116,7 +116,7 @@ def test_those_that_were_not_requested_end_with_the_run(play: Player) -> None:
         assert (await session.engine.job(jobs[0])).succeeded
         [record] = session.journal.open_ahead()
         await session.engine.closed(tidy=True)
-        assert session.journal.tries([record.id])[0].state is TryState.ABANDONED
+        assert session.journal.attempts([record.id])[0].state is AttemptState.ABANDONED
 
     said = "\n".join(play(world, scenario).said)
     assert f"not needed any more: {jobs[1].name}" in said
@@ -137,7 +137,7 @@ def test_a_cancelled_run_ends_them_once(play: Player) -> None:
         calls = session.sites["sim"].calls["cancel"]
         await session.engine.closed(tidy=True)
         assert session.sites["sim"].calls["cancel"] == calls
-        assert session.journal.all_open_tries() == []
+        assert session.journal.all_open_attempts() == []
 
     assert "not needed any more" not in "\n".join(play(world, scenario).said)
 
@@ -183,7 +183,7 @@ def test_a_job_behind_another_goes_on_in_the_segments_that_wait_for_it(play: Pla
         assert (await session.engine.job(first)).succeeded
         outcome = await session.engine.job(replace(job, unmade={}))
         assert outcome.succeeded
-        [last] = session.journal.tries([outcome.try_id])
+        [last] = session.journal.attempts([outcome.attempt_id])
         assert (last.segment, last.log_files) == (STEPS - 1, ("out/1.log",))
         await session.engine.closed(tidy=True)
 
@@ -196,7 +196,7 @@ def test_a_job_behind_another_goes_on_in_the_segments_that_wait_for_it(play: Pla
 def test_no_job_is_submitted_behind_one_that_fails_meanwhile(
     play: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its outputs cannot be fetched: its try stays open, but this run does not follow it."""
+    """Its outputs cannot be fetched: its attempt stays open, but this run does not follow it."""
     world = World(duration=lambda spec: 1.0, place=lambda path: "alone")
 
     async def scenario(session: Session) -> None:
@@ -211,7 +211,7 @@ def test_no_job_is_submitted_behind_one_that_fails_meanwhile(
         site.fault = lambda method, about: "rejected" if about == "out/0" else ""
         session.engine.proposed(behind(1, request(0)))
         outcome = await session.engine.job(request(0))
-        assert (outcome.succeeded, outcome.try_id) == (False, "")
+        assert (outcome.succeeded, outcome.attempt_id) == (False, "")
         failed.set()
         await asyncio.sleep(300.0)
         await session.engine.closed(tidy=True)
@@ -223,7 +223,7 @@ def test_no_job_is_submitted_behind_one_that_fails_meanwhile(
 def test_no_job_is_submitted_behind_one_that_ended_before_it_was_known(
     play: Player, tmp_path: Path
 ) -> None:
-    """What it made was not recorded for the other: its try could not be adopted."""
+    """What it made was not recorded for the other: its attempt could not be adopted."""
     [first, job] = jobs = [request(0), behind(1, request(0))]
     old = replace(request(1, "data"), command="make 1 of something else", number=9)
     world = World(duration=lambda spec: 1000.0 if spec.command == old.command else 1.0)
@@ -240,7 +240,7 @@ def test_no_job_is_submitted_behind_one_that_ended_before_it_was_known(
         session.sites["sim"].fault = lambda method, about: cast(
             "Fault", next(slow, "") if method == "cancel" else ""
         )
-        session.engine.proposed(job)  # it has to wait for the end of the old try
+        session.engine.proposed(job)  # it has to wait for the end of the old attempt
         outcome = await session.engine.job(first)
         await asyncio.sleep(300.0)
         await session.engine.committed(outcome)
@@ -275,7 +275,7 @@ def test_no_job_is_submitted_behind_one_that_is_being_ended(play: Player) -> Non
     assert session.sites["sim"].calls["submit"] == 4
 
 
-def test_no_try_is_made_behind_one_that_fails_while_its_files_are_looked_at(
+def test_no_attempt_is_made_behind_one_that_fails_while_its_files_are_looked_at(
     play: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(duration=lambda spec: 1.0, place=lambda path: "alone")
@@ -293,10 +293,10 @@ def test_no_try_is_made_behind_one_that_fails_while_its_files_are_looked_at(
         session.sites["sim"].fault = lambda method, about: "rejected" if about == "out/0" else ""
         session.engine.proposed(behind(1, request(0)))
         outcome = await session.engine.job(request(0))
-        assert (outcome.succeeded, outcome.try_id) == (False, "")
+        assert (outcome.succeeded, outcome.attempt_id) == (False, "")
         failed.set()
         await asyncio.sleep(300.0)
-        assert [record.job for record in session.journal._tries("", ())] == [request(0).job]
+        assert [record.job for record in session.journal._attempts("", ())] == [request(0).job]
         await session.engine.closed(tidy=True)
 
     session = play(world, scenario)
@@ -327,7 +327,7 @@ def test_no_job_is_submitted_behind_one_that_is_requested_otherwise_while_it_is_
     assert session.sites["sim"].calls["submit"] == 4
 
 
-def test_a_job_runs_again_only_when_one_behind_its_former_try_has_ended(play: Player) -> None:
+def test_a_job_runs_again_only_when_one_behind_its_former_attempt_has_ended(play: Player) -> None:
     """That one was just about to be submitted when Snakemake did not take what it reads."""
     late = replace(behind(1, request(0)), secrets={"TOKEN": "x"})
     submitted: list[tuple[str, list[str]]] = []

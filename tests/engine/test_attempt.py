@@ -13,16 +13,21 @@ from snakemake_executor_plugin_mantik.engine.attempt import Attempt
 from snakemake_executor_plugin_mantik.engine.evidence import ClaimOwner, Evidence, Finding
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import Times, TryRecord, TryState, read_history
+from snakemake_executor_plugin_mantik.journal import (
+    AttemptRecord,
+    AttemptState,
+    Times,
+    read_history,
+)
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.views.usage import usage_by_rule
 from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
 from tests.support.controller import Controller, killed_when, request, simulate
 from tests.support.simulated import Fate, Habits, World
 
-RECORD = TryRecord(
-    id="try", site="sim", bucket=0, job="j", rule="r", name="r", fingerprint="f",
-    state=TryState.SUBMITTED,
+RECORD = AttemptRecord(
+    id="attempt", site="sim", bucket=0, job="j", rule="r", name="r", fingerprint="f",
+    state=AttemptState.SUBMITTED,
 )  # fmt: skip
 DAY_S = 86400.0
 
@@ -100,7 +105,7 @@ def left_alone(tmp_path: Path, world: World) -> Controller:
     return dead
 
 
-def only_try(tmp_path: Path) -> TryRecord:
+def only_attempt(tmp_path: Path) -> AttemptRecord:
     [record] = read_history(tmp_path / ".snakemake/mantik")
     return record
 
@@ -116,13 +121,13 @@ def test_absence_costs_no_core_hours(tmp_path: Path, ending: str) -> None:
         if ending == "killed":
             assert not (await controller.job(request(1))).succeeded
         else:
-            records = controller.journal.all_open_tries()
+            records = controller.journal.all_open_attempts()
             assert await controller.work.canceller.cancel(records) == []
 
     simulate(tmp_path, world, come_back)
     dead.forget()
 
-    record = only_try(tmp_path)
+    record = only_attempt(tmp_path)
     assert record.ran == pytest.approx(100.0, abs=BEAT_S)
     assert record.times.told_by == "heartbeat"
     [usage] = usage_by_rule(
@@ -138,10 +143,10 @@ def test_a_job_that_is_cancelled_ran_until_then(tmp_path: Path) -> None:
         job = asyncio.create_task(controller.job(request(1)))
         await asyncio.sleep(500.0)
         job.cancel()
-        await controller.work.canceller.cancel(controller.journal.all_open_tries())
+        await controller.work.canceller.cancel(controller.journal.all_open_attempts())
 
     simulate(tmp_path, world, play)
-    assert only_try(tmp_path).ran == pytest.approx(497.0, abs=2 * BEAT_S)
+    assert only_attempt(tmp_path).ran == pytest.approx(497.0, abs=2 * BEAT_S)
 
 
 def test_the_start_that_the_scheduler_expects_is_told(tmp_path: Path) -> None:
@@ -158,7 +163,7 @@ def test_the_start_that_the_scheduler_expects_is_told(tmp_path: Path) -> None:
         controller.site.states = told  # type: ignore[method-assign]
         job = asyncio.create_task(controller.job(request(1)))
         await asyncio.sleep(60.0)
-        expected = only_try(tmp_path).expected
+        expected = only_attempt(tmp_path).expected
         assert expected is not None
         assert expected - time.time() == pytest.approx(3600.0, abs=60.0)
         job.cancel()
@@ -168,9 +173,9 @@ def test_the_start_that_the_scheduler_expects_is_told(tmp_path: Path) -> None:
 
 def test_a_segment_waited_in_the_queue_only_after_the_one_before() -> None:
     """It was submitted while that one ran."""
-    record = TryRecord(
+    record = AttemptRecord(
         id="2", site="sim", bucket=0, job="j", rule="r", name="r", fingerprint="f",
-        state=TryState.SUBMITTED, segment=1, segments=3, follows="1",
+        state=AttemptState.SUBMITTED, segment=1, segments=3, follows="1",
     )  # fmt: skip
     now = time.time()
     attempt = Attempt(record, [], now - 1000.0, 1, now - 1000.0, turn=now - 100.0)

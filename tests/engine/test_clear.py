@@ -15,7 +15,7 @@ from tests.support.simulated import SimulatedSite, World
 TREE = {
     "data/x": 10,
     "out/deep/y": 20,
-    ".mantik/tries/0/a": 1,
+    ".mantik/attempts/0/a": 1,
     ".mantik/work/0/a/log": 2,
     ".mantik/conda/one/bin/python": 300,
     ".mantik/conda/two/lib": 400,
@@ -37,7 +37,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         journal.set_site("sim", "url", "/ws", "p")
         journal.set_site("other", "url", "/ws", "p")
         journal.files.set_remote_files("p", [FileRecord("out/deep/y", 20, "b")])
-        record = journal.new_try(site="sim", job="j", rule="r", name="j", fingerprint="f")
+        record = journal.new_attempt(site="sim", job="j", rule="r", name="j", fingerprint="f")
         journal.done(record.id)
         yield journal
 
@@ -54,7 +54,7 @@ def told(world: World, journal: Journal, *, shared: bool = False) -> dict[str, t
 
 def test_tells_what_lies_there(world: World, journal: Journal) -> None:
     ours = {
-        "tries, logs and archives": (2, 3),
+        "attempts, logs and archives": (2, 3),
         "conda environments": (2, 700),
         "container images": (1, 5000),
     }
@@ -82,7 +82,7 @@ def test_removes_all_of_its_own(world: World, journal: Journal) -> None:
     assert virtualtime.run(clearer(world, journal).remove()) == []
     assert world.files == {}
     assert journal.files.remote_files("p") == []
-    late = journal.new_try(site="sim", job="j", rule="r", name="j", fingerprint="f")
+    late = journal.new_attempt(site="sim", job="j", rule="r", name="j", fingerprint="f")
     assert late.bucket != bucket, "a job that the site starts late finds no place for a claim"
 
 

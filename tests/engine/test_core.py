@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.engine import place
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, ScriptLimits
-from snakemake_executor_plugin_mantik.journal import Journal, TryState, read_history
+from snakemake_executor_plugin_mantik.journal import AttemptState, Journal, read_history
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from snakemake_executor_plugin_mantik.storage import access
 from tests.support.controller import CONFIG, request
@@ -103,7 +103,8 @@ def outcomes(engine: Engine, *requests: JobRequest) -> dict[JobNumber, Outcome]:
 def answered(workdir: Path) -> None:
     wait_until(
         lambda: (
-            {r.state for r in read_history(workdir / ".snakemake/mantik")} == {TryState.SUBMITTED}
+            {r.state for r in read_history(workdir / ".snakemake/mantik")}
+            == {AttemptState.SUBMITTED}
         )
     )
 
@@ -227,7 +228,7 @@ def test_cancel_tells_what_does_not_confirm(
     assert [record.name for record in left] == ["job-1"]
     engine.close(tidy=False)
     with_journal = Journal(tmp_path / ".snakemake/mantik")
-    assert len(with_journal.all_open_tries()) == 1, "the next run takes it up"
+    assert len(with_journal.all_open_attempts()) == 1, "the next run takes it up"
     with_journal.close()
 
 
@@ -378,16 +379,16 @@ def test_ids_of_jobs_are_those_of_a_machine(tmp_path: Path, machine: str) -> Non
 
     with closing(Journal(tmp_path)) as journal:
         journal.set_site("cscs", server("daint"), "/ws", "place")
-        record = journal.new_try(site="cscs", job="j", rule="r", name="j", fingerprint="f")
+        record = journal.new_attempt(site="cscs", job="j", rule="r", name="j", fingerprint="f")
         journal.submitting(record.id, "q")
         journal.submitted(record.id, "17")
-        over = journal.new_try(site="cscs", job="k", rule="r", name="k", fingerprint="f")
+        over = journal.new_attempt(site="cscs", job="k", rule="r", name="k", fingerprint="f")
         journal.submitted(over.id, "16")
         journal.done(over.id)
         assert journal.set_site("cscs", server(machine), "/ws", "place") == []
-        [known] = journal.all_open_tries()
+        [known] = journal.all_open_attempts()
         assert known.site_jobs == (("17",) if machine == "daint" else ())
-        [shown] = journal.tries([over.id])
+        [shown] = journal.attempts([over.id])
         assert shown.site_jobs == ("16",), "nothing is asked about it any more"
 
 

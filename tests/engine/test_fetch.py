@@ -33,7 +33,7 @@ from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.packs import TarDamaged, read_packs
 from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, AttemptState, FileRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 from tests.support import virtualtime
@@ -41,9 +41,9 @@ from tests.support.controller import request
 from tests.support.simulated import Fault, SimulatedSite, World, make_marker, tarred
 from tests.support.trial import Trial, packed
 
-RECORD = TryRecord(
+RECORD = AttemptRecord(
     id="3f0d7a6c-0000-4000-8000-000000000001", site="sim", bucket=0, job="j", rule="r", name="r",
-    fingerprint="f", state=TryState.SUBMITTED,
+    fingerprint="f", state=AttemptState.SUBMITTED,
 )  # fmt: skip
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 FILES = {"small": b"1", "d/archived": b"2" * 3000, "alone": b"3" * 5000, NASTY: b"4"}
@@ -51,7 +51,7 @@ PLACES = {"small": "marker", "d/archived": "archive", "alone": "alone", NASTY: "
 
 
 class Bench:
-    """A try that has ended, and a fetcher of it."""
+    """An attempt that has ended, and a fetcher of it."""
 
     def __init__(self, folder: Path, files: Mapping[str, bytes] = FILES) -> None:
         self.workdir = folder
@@ -72,8 +72,8 @@ class Bench:
         )  # fmt: skip
         self.world.write(RECORD.paths.marker(0), content)
 
-    def fetch(self, record: TryRecord = RECORD, **marked: Any) -> tuple[FileRecord, ...]:
-        """Fetch what a try has made, with other values in its marker."""
+    def fetch(self, record: AttemptRecord = RECORD, **marked: Any) -> tuple[FileRecord, ...]:
+        """Fetch what an attempt has made, with other values in its marker."""
 
         async def fetched() -> tuple[FileRecord, ...]:
             retry = SiteRetry("sim", lambda _: None, asyncio.get_running_loop().time)
@@ -280,7 +280,7 @@ def test_marker_of_the_real_script(trial: Trial, tmp_path: Path) -> None:
     (bench.workdir / "d").mkdir()
     (bench.workdir / "d/old").write_text("of an earlier run")
     bench.declared = [*outputs]
-    bench.fetch(replace(RECORD, id=spec.paths.try_id, bucket=3))
+    bench.fetch(replace(RECORD, id=spec.paths.attempt_id, bucket=3))
     assert bench.here() == {"d/e/x", "d/link", NASTY, "big"}
     assert (bench.workdir / "d/link").readlink() == Path("e/x")
     assert bench.links == [("d/link", "e/x")]
@@ -315,8 +315,8 @@ def concluded(trial: Trial, workdir: Path, command: str) -> tuple[list[str], lis
         if path.is_file() and not path.is_symlink():
             world.write(path.relative_to(trial.workspace).as_posix(), path.read_bytes())
     workdir.mkdir()
-    record = TryRecord(
-        spec.paths.try_id, "sim", spec.paths.bucket, "j", "r", "r", "f", TryState.SUBMITTED
+    record = AttemptRecord(
+        spec.paths.attempt_id, "sim", spec.paths.bucket, "j", "r", "r", "f", AttemptState.SUBMITTED
     )
     site, said = SimulatedSite(world), list[str]()
     nothing = cast(Any, None)

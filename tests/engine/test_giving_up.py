@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.engine.cancel import ENDED_AT_ONCE
 from snakemake_executor_plugin_mantik.engine.evidence import LOOK
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, AttemptState
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from tests.support.controller import Controller, killed_when, request, run_one, simulate
 from tests.support.simulated import Fate, Fault, World
@@ -58,18 +58,18 @@ async def test_a_marker_that_is_seen_only_after_a_write_counts_when_a_job_is_can
     while not controller.world.runs:
         await asyncio.sleep(1.0)
     job.cancel()
-    shown, [record] = controller.site.list, controller.journal.all_open_tries()
+    shown, [record] = controller.site.list, controller.journal.all_open_attempts()
 
     async def old(path: str) -> dict[str, Entry]:
         entries = await shown(path)
-        written = f"{record.paths.tries}/{LOOK}" in controller.world.files
+        written = f"{record.paths.attempts}/{LOOK}" in controller.world.files
         return {n: e for n, e in entries.items() if written or parse_marker_name(n) is None}
 
     controller.site.list = old  # type: ignore[method-assign]
     await asyncio.sleep(30.0)
     assert await controller.work.canceller.cancel([record]) == []
-    [record] = controller.journal.tries([record.id])
-    assert (record.outcome, record.state) == ("", TryState.SUBMITTED), "the next run fetches it"
+    [record] = controller.journal.attempts([record.id])
+    assert (record.outcome, record.state) == ("", AttemptState.SUBMITTED), "the next run fetches it"
 
 
 def secrets_at(world: World) -> list[str]:
@@ -100,7 +100,7 @@ def test_secrets_of_a_cancelled_job_are_removed(tmp_path: Path) -> None:
     assert secrets_at(world)
 
     async def play(controller: Controller) -> list[str]:
-        await controller.work.canceller.cancel(controller.journal.all_open_tries())
+        await controller.work.canceller.cancel(controller.journal.all_open_attempts())
         return secrets_at(world)
 
     assert simulate(tmp_path, world, play) == []
@@ -119,7 +119,7 @@ def test_secrets_of_a_submission_that_was_never_answered_are_removed(
     assert secrets_at(world)
 
     async def play(controller: Controller) -> list[str]:
-        await controller.work.canceller.give_up(controller.journal.all_open_tries())
+        await controller.work.canceller.give_up(controller.journal.all_open_attempts())
         return secrets_at(world)
 
     assert simulate(tmp_path, world, play) == []
@@ -149,7 +149,7 @@ def test_secrets_that_the_site_does_not_remove_now_are_removed_later(tmp_path: P
 
     async def play(controller: Controller) -> list[str]:
         controller.site.fault = lambda method, about: "unreachable" if method == "remove" else ""
-        await controller.work.canceller.cancel(controller.journal.all_open_tries())
+        await controller.work.canceller.cancel(controller.journal.all_open_attempts())
         assert secrets_at(world)
         controller.site.fault = lambda method, about: "" if "secrets" in about else "unreachable"
         await controller.work.canceller.settle()
@@ -158,15 +158,17 @@ def test_secrets_that_the_site_does_not_remove_now_are_removed_later(tmp_path: P
     assert simulate(tmp_path, world, play) == []
 
 
-def sent_and_unsent(controller: Controller, sent: int, unsent: int) -> list[TryRecord]:
-    """Tries as a run leaves them that was interrupted while it submitted."""
+def sent_and_unsent(controller: Controller, sent: int, unsent: int) -> list[AttemptRecord]:
+    """Attempts as a run leaves them that was interrupted while it submitted."""
     journal = controller.journal
     for number in range(sent + unsent):
-        record = journal.new_try(site="sim", job=f"j{number}", rule="r", name="n", fingerprint="f")
+        record = journal.new_attempt(
+            site="sim", job=f"j{number}", rule="r", name="n", fingerprint="f"
+        )
         if number < sent:
             journal.submitting(record.id, "batch")
             journal.submitted(record.id, f"id-{number}")
-    return journal.all_open_tries()
+    return journal.all_open_attempts()
 
 
 async def test_many_are_cancelled_with_two_requests_each(controller: Controller) -> None:
@@ -231,7 +233,7 @@ async def test_jobs_that_run_are_looked_for_together(controller: Controller, wor
     for job in jobs:
         job.cancel()
     await asyncio.gather(*jobs, return_exceptions=True)
-    records = controller.journal.all_open_tries()
+    records = controller.journal.all_open_attempts()
     loop, before = asyncio.get_running_loop(), controller.site.calls["list"]
     begun = loop.time()
     assert await controller.work.canceller.cancel(records) == []

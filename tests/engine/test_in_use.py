@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteError, SiteRejected
-from snakemake_executor_plugin_mantik.jobs.paths import TRIES, WORK
+from snakemake_executor_plugin_mantik.jobs.paths import ATTEMPTS, WORK
 from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.journal import Journal
 from tests.support.controller import Controller, request, simulate
@@ -86,19 +86,19 @@ def test_outputs_stay_as_long_as_the_markers_that_name_them(tmp_path: Path) -> N
 
     async def act(controller: Controller) -> None:
         outcome = await controller.job(request(0))
-        [record] = controller.journal.tries([outcome.try_id])
+        [record] = controller.journal.attempts([outcome.attempt_id])
         sim.write(record.paths.archive, b"outputs")
 
         def fault(method: str, about: str) -> Fault:
-            return "unreachable" if method == "remove" and about.startswith(TRIES) else ""
+            return "unreachable" if method == "remove" and about.startswith(ATTEMPTS) else ""
 
         controller.site.fault = fault
         await controller.place.tidy()
-        assert at(TRIES)
+        assert at(ATTEMPTS)
         assert at(WORK)
         controller.site.fault = lambda method, about: ""
         await controller.place.tidy()
-        assert not at(TRIES)
+        assert not at(ATTEMPTS)
         assert not at(WORK)
 
     simulate(tmp_path, sim, act)
@@ -131,7 +131,7 @@ def test_a_segment_is_submitted_again_whose_predecessor_the_journal_has_lost(
             sent.extend([about] * (method == "submit"))
             if method == "submit" and len(sent) == 2:
                 with controller.journal.write() as db:
-                    db.execute("DELETE FROM tries WHERE segment = 0")
+                    db.execute("DELETE FROM attempts WHERE segment = 0")
                 return "unreachable"
             return ""
 
@@ -150,7 +150,9 @@ def test_who_is_superseded_waits_for_nothing(tmp_path: Path) -> None:
 
     async def act(controller: Controller) -> None:
         journal, place = controller.journal, controller.place
-        user, maker = journal.tries([new_try(journal, job="reads"), new_try(journal, job="makes")])
+        user, maker = journal.attempts(
+            [new_attempt(journal, job="reads"), new_attempt(journal, job="makes")]
+        )
         journal.submitting(user.id, "batch")
         journal.uses.begin(user.id, place.id, ["out"])
         place.in_use.own(user)
@@ -181,8 +183,8 @@ def test_nobody_waits_for_a_job_that_could_not_be_submitted(tmp_path: Path) -> N
     simulate(tmp_path, sim, act)
 
 
-def new_try(journal: Journal, follows: str = "", job: str = "train") -> str:
-    return journal.new_try(
+def new_attempt(journal: Journal, follows: str = "", job: str = "train") -> str:
+    return journal.new_attempt(
         site="sim", job=job, rule=job, name=job, fingerprint="", follows=follows, segments=3
     ).id
 
@@ -190,7 +192,7 @@ def new_try(journal: Journal, follows: str = "", job: str = "train") -> str:
 def test_a_restored_journal_knows_what_is_used(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)) as journal:
         journal.set_site("sim", "url", "/ws", "place")
-        sent = new_try(journal)
+        sent = new_attempt(journal)
         journal.uses.begin(sent, "place", ["d"], elsewhere=[("other", "e")])
         journal.submitting(sent, "batch")
     (tmp_path / "journal.sqlite").write_bytes(b"no database" * 1000)

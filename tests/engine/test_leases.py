@@ -18,8 +18,8 @@ from snakemake_executor_plugin_mantik.engine.place import Place, Places
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
-from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, database
+from snakemake_executor_plugin_mantik.jobs.paths import ATTEMPTS, PLACE
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, AttemptState, Journal, database
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from tests.support.controller import CONFIG, request
 from tests.support.laptop import Session, no_sources
@@ -42,7 +42,7 @@ class Seat:
             WorkflowContext(self.journal, workdir, state, self.said.append, self._none)
         )
 
-    async def _none(self, records: Sequence[TryRecord]) -> None:
+    async def _none(self, records: Sequence[AttemptRecord]) -> None:
         await self.work.canceller.give_up(records)
 
     async def lead(self, site: SimulatedSite | None = None) -> Place:
@@ -102,7 +102,7 @@ async def planned(seat: Seat, number: int) -> None:
     job.cancel()
     await asyncio.wait([job])
     seat.site.fault = lambda method, about: ""
-    assert seat.journal.all_open_tries()[-1].state is TryState.PLANNED
+    assert seat.journal.all_open_attempts()[-1].state is AttemptState.PLANNED
 
 
 LED = "another controller of this workflow leads"
@@ -309,7 +309,7 @@ async def test_a_copy_leads_when_its_user_says_that_the_other_one_has_ended(
     copied(tmp_path / "flow", "copy")
     jobs = [asyncio.create_task(flow.job(number)) for number in (1, 2)]
     await asyncio.sleep(100.0 if noted else 50.0)
-    waits = next(j.spec.paths.try_id for j in world.jobs.values() if j.spec.name == "job-2")
+    waits = next(j.spec.paths.attempt_id for j in world.jobs.values() if j.spec.name == "job-2")
     flow.die()
     for job in jobs:
         job.cancel()
@@ -319,7 +319,7 @@ async def test_a_copy_leads_when_its_user_says_that_the_other_one_has_ended(
     assert ("job-2" in copy.said[-1]) is noted
     assert all([(await copy.job(number)).succeeded for number in (1, 2)])
     assert [run.job for run in world.runs] == ["job-1", "job-2"]
-    assert (world.runs[-1].try_id == waits) is noted
+    assert (world.runs[-1].attempt_id == waits) is noted
     copy.die()
     with pytest.raises(PlaceTaken, match=LED) as error:
         await seat("flow").lead()
@@ -430,7 +430,7 @@ async def test_what_two_copies_have_planned_belongs_to_the_one_that_submits_it(
     copied(tmp_path / "flow", "copy")
     copy = seat("copy")
     if given_up:
-        [record] = copy.journal.all_open_tries()
+        [record] = copy.journal.all_open_attempts()
         copy.journal.abandoned(record.id, "cancelled")
     job = asyncio.create_task(flow.job(1))
     await asyncio.sleep(50.0 if runs else 0.5)
@@ -448,22 +448,22 @@ async def test_what_two_copies_have_planned_belongs_to_the_one_that_submits_it(
     assert len(copy.world.runs) == 1 + (runs and changed)
     assert all(one.ended <= run.begun for one in copy.world.runs[:-1] if one.ended is not None)
     same = (runs or not given_up) and not changed
-    assert (run.try_id == first.spec.paths.try_id) is same
+    assert (run.attempt_id == first.spec.paths.attempt_id) is same
 
 
 async def test_tidying_leaves_what_another_journal_made(seat: Seats, tmp_path: Path) -> None:
     flow = seat("flow")
     place = await flow.lead()
-    flow.world.write(f"{TRIES}/17/{'0' * 36}", b"owner=x\n")
+    flow.world.write(f"{ATTEMPTS}/17/{'0' * 36}", b"owner=x\n")
     assert (await flow.job(1)).succeeded
     await place.tidy()
-    left = [p for p in flow.world.files if p.startswith(f"{TRIES}/")]
-    assert left == [f"{TRIES}/17", f"{TRIES}/17/{'0' * 36}"]
+    left = [p for p in flow.world.files if p.startswith(f"{ATTEMPTS}/")]
+    assert left == [f"{ATTEMPTS}/17", f"{ATTEMPTS}/17/{'0' * 36}"]
 
 
 async def test_claims_of_a_lost_journal_are_not_written_over(seat: Seats) -> None:
     flow = seat("flow")
-    flow.world.write(f"{TRIES}/0/{'0' * 36}", b"owner=x\n")
+    flow.world.write(f"{ATTEMPTS}/0/{'0' * 36}", b"owner=x\n")
     with pytest.raises(PlaceTaken, match="whose journal"):
         await flow.lead()
     assert not leases(flow.world)
@@ -589,7 +589,7 @@ async def test_a_copy_is_refused_where_the_lease_was_swept_and_claims_were_not(
     assert [run.job for run in world.runs] == ["job-1", "job-2"]
     copy.die()
     world.remove(PLACE)
-    world.write(f"{TRIES}/17/{'0' * 36}", b"owner=x\n")
+    world.write(f"{ATTEMPTS}/17/{'0' * 36}", b"owner=x\n")
     await unlocked(seat, "copy")  # once more
 
 

@@ -20,13 +20,13 @@ from snakemake_executor_plugin_mantik.engine.live_copies import (
 )
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, LiveView, Observer
 from snakemake_executor_plugin_mantik.jobs.packs import PIECE_BYTES
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, AttemptState
 from snakemake_executor_plugin_mantik.sites.base import Site
 from tests.support.trial import packed
 
-RECORD = TryRecord(
+RECORD = AttemptRecord(
     "11111111-2222-4333-8444-555555555555", "hpc1", 0, "job", "train", "train a=1", "f",
-    TryState.SUBMITTED,
+    AttemptState.SUBMITTED,
 )  # fmt: skip
 ADDITION = JobExtras("log", {"meta": b"from the start"}, live=LiveView("copy", "^metrics/"))
 
@@ -35,13 +35,13 @@ class Listener(Observer):
     def __init__(self) -> None:
         self.heard = 0
 
-    def logged(self, record: TryRecord) -> None:
+    def logged(self, record: AttemptRecord) -> None:
         assert record is RECORD
         self.heard += 1
 
 
 class Pieces:
-    """The part of a site that gives files: the pieces of one try."""
+    """The part of a site that gives files: the pieces of one attempt."""
 
     def __init__(self) -> None:
         self.pieces: dict[str, bytes] = {}

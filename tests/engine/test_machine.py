@@ -1,4 +1,4 @@
-"""What the end of a try means, and what follows: a line for each."""
+"""What the end of an attempt means, and what follows: a line for each."""
 
 from dataclasses import replace
 
@@ -26,12 +26,12 @@ from snakemake_executor_plugin_mantik.jobs.segments import (
     parse_continuation,
 )
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, AttemptState
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 
 CONTINUATION = Continuation(3, ("ckpt/",))
-RECORD = TryRecord(
-    "id", "hpc1", 1, "job", "train", "train", "print", TryState.SUBMITTED, segment=1, segments=3
+RECORD = AttemptRecord(
+    "id", "hpc1", 1, "job", "train", "train", "print", AttemptState.SUBMITTED, segment=1, segments=3
 )
 ENDED = Marker(85, go_on="time_limit", changed=True)
 ASKED = Marker(85, go_on="asked", changed=True)
@@ -63,7 +63,7 @@ def test_an_end_without_a_marker(known: Evidence, end: str, reason: Reason) -> N
 
 
 def test_what_had_succeeded_and_left_no_marker_runs_again() -> None:
-    record = replace(RECORD, state=TryState.ENDED)
+    record = replace(RECORD, state=AttemptState.ENDED)
     known = Evidence(Finding.LOST, state=over(None), claimed=True)
     assert judge_silence(record, known, None).end is End.AGAIN
 
@@ -94,7 +94,7 @@ def test_what_follows_from_each_end() -> None:
     for end in End:
         then = decide(end)
         assert (Do.FREE in then.todo) is (end is End.SUCCEEDED)
-        assert (then.state is TryState.ENDED) is (end.value in ENDED_HERE)
+        assert (then.state is AttemptState.ENDED) is (end.value in ENDED_HERE)
         assert (then.outcome == "succeeded") is (end in (End.SUCCEEDED, End.KEPT))
         assert (Do.WITHDRAW in then.todo) is (end.value in ("failed", "again", "later", "refused"))
         # Whoever ends without its script may leave secrets there.
@@ -170,7 +170,7 @@ def test_a_segment_keeps_what_it_goes_on_from() -> None:
         continuation=replace(CONTINUATION, checkpoint=("run/ckpt/",)),
     )  # fmt: skip
 
-    def kept(record: TryRecord) -> list[str]:
+    def kept(record: AttemptRecord) -> list[str]:
         return [o.path for o in plan_segment(request, record, 60, NOTHING)[1] if o.keep]
 
     assert kept(RECORD) == []

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.engine.messages import LastWords, failed_m
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, AttemptState
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 from tests.support import virtualtime
 
@@ -67,9 +67,9 @@ class Scheduler:
         return self.details
 
 
-RECORD = TryRecord(
-    id="try", site="sim", bucket=0, job="j", rule="r", name="r", fingerprint="f",
-    state=TryState.SUBMITTED,
+RECORD = AttemptRecord(
+    id="attempt", site="sim", bucket=0, job="j", rule="r", name="r", fingerprint="f",
+    state=AttemptState.SUBMITTED,
 )  # fmt: skip
 
 
@@ -127,8 +127,8 @@ def test_the_scheduler_is_asked_of_what_fails_when_its_time_is_over(
 @pytest.mark.parametrize(
     ("tags", "found"),
     [
-        ([{"1": "try"}], "time_limit"),
-        ([None, {"1": "try"}], "time_limit"),
+        ([{"1": "attempt"}], "time_limit"),
+        ([None, {"1": "attempt"}], "time_limit"),
         ([{"1": "other"}], "cancelled"),
     ],
 )
@@ -268,9 +268,9 @@ def test_jobs_that_wait_for_others_are_told_of_in_whole_sentences() -> None:
     assert messages.waiting_message("b", "hpc1", "7", []) == (
         "b: waits for the jobs that make its inputs at hpc1, as 7."
     )
-    one = TryRecord(
+    one = AttemptRecord(
         id="1", site="hpc1", bucket=0, job="b", rule="b", name="b", fingerprint="f",
-        state=TryState.SUBMITTED,
+        state=AttemptState.SUBMITTED,
     )  # fmt: skip
     assert messages.ahead_message([one]) == (
         "1 job waits at its site and starts without this machine when the jobs before it have"

@@ -142,7 +142,7 @@ def test_a_server_that_denies_everything_while_it_starts_is_waited_for() -> None
     async def run() -> object:
         retry = SiteRetry("hpc1", lambda line: None, asyncio.get_running_loop().time, proof=act)
         site = cast(Site, SimpleNamespace(list=lambda directory: act()))
-        return await retry(lambda: list_claims(site, retry, "tries"))
+        return await retry(lambda: list_claims(site, retry, "attempts"))
 
     assert virtualtime.run(run()) == "done"
     assert act.asked[-1] >= 100

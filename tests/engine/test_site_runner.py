@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteReje
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.journal import TryState, read_history
+from snakemake_executor_plugin_mantik.journal import AttemptState, read_history
 from tests.support.controller import Controller, request, run_one, simulate, states
 from tests.support.simulated import Fate, Fault, World
 
@@ -75,7 +75,7 @@ async def test_refused_submission_fails_at_once(controller: Controller, tmp_path
     controller.site.fault = lambda method, about: "rejected" if method == "submit" else ""
     with pytest.raises(SiteRejected):
         await controller.job(request(1))
-    assert states(tmp_path) == [TryState.ABANDONED]
+    assert states(tmp_path) == [AttemptState.ABANDONED]
 
 
 @pytest.mark.parametrize("runs_after_all", [True, False])
@@ -124,11 +124,11 @@ async def test_submission_waits_and_says_why(
     assert outcome.succeeded
 
 
-async def test_marker_that_stays_damaged_fails_the_try_and_not_the_next_one(
+async def test_marker_that_stays_damaged_fails_the_attempt_and_not_the_next_one(
     controller: Controller, world: World
 ) -> None:
     def damage() -> None:
-        for path in [p for p in world.files if p.endswith(".0") and "tries" in p]:
+        for path in [p for p in world.files if p.endswith(".0") and "attempts" in p]:
             world.files[path] = b"damaged"
 
     controller.site.called = damage
@@ -177,7 +177,7 @@ async def test_full_queue_is_waited_for(
     assert len(world.runs) == 1
     assert [record.state for record in read_history(tmp_path / ".snakemake/mantik")][
         -1
-    ] is TryState.DONE
+    ] is AttemptState.DONE
 
 
 def test_refusal_that_stays_is_told(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Files]:
     bench.journal.close()
 
 
-async def test_what_one_try_alone_needs_travels_each_time_and_is_not_remembered(
+async def test_what_one_attempt_alone_needs_travels_each_time_and_is_not_remembered(
     bench: Files,
 ) -> None:
     own = [LocalFile.holding("store/meta", b"1"), LocalFile.holding("store/empty", None)]

@@ -13,7 +13,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import Journal, TryState, read_history
+from snakemake_executor_plugin_mantik.journal import AttemptState, Journal, read_history
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from tests.support.controller import (
     Controller,
@@ -71,7 +71,7 @@ def test_what_was_updated_is_updated_again_only_if_somebody_else_has_changed_it(
     assert simulate(tmp_path, world, lambda controller: controller.job(UPDATES)).succeeded
 
     assert len(world.runs) == runs
-    assert states(tmp_path) == [*[TryState.ABANDONED] * (runs - 1), TryState.DONE]
+    assert states(tmp_path) == [*[AttemptState.ABANDONED] * (runs - 1), AttemptState.DONE]
 
 
 def with_sources(sources: dict[str, str], **values: Any) -> Play:
@@ -168,9 +168,9 @@ def test_left_behind_and_come_back_to(tmp_path: Path) -> None:
     world = World(duration=lambda spec: 1000.0)
     killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
     with closing(Journal(tmp_path / ".snakemake/mantik")) as journal:
-        open_tries = journal.all_open_tries()
+        open_attempts = journal.all_open_attempts()
         assert len(journal.set_site("sim", "url", "/another", "else")) == 1
-        journal.set_site("sim", "url", "/ws", open_tries[0].place)
+        journal.set_site("sim", "url", "/ws", open_attempts[0].place)
 
     assert run_one(tmp_path, world).succeeded
 

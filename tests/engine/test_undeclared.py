@@ -13,18 +13,18 @@ from snakemake_executor_plugin_mantik.engine.undeclared import UndeclaredFiles, 
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import (
+    AttemptRecord,
+    AttemptState,
     FileRecord,
     Journal,
-    TryRecord,
-    TryState,
     read_undeclared,
 )
 from tests.support.controller import request
 from tests.support.stagers import context_of
 
-RECORD = TryRecord(
+RECORD = AttemptRecord(
     id="3f0d7a6c-0000-4000-8000-000000000001", site="sim", bucket=0, job="j", rule="r", name="r",
-    fingerprint="f", state=TryState.SUBMITTED, place="here",
+    fingerprint="f", state=AttemptState.SUBMITTED, place="here",
 )  # fmt: skip
 LONG_AGO_NS = 1_000_000_000 * 10**9
 
@@ -75,7 +75,7 @@ def test_what_other_jobs_make_is_not_listed(bench: Bench) -> None:
     """A checkpoint adds jobs after the request, and an earlier run may have left some."""
     asked = replace(request(1), named=NamedPaths(frozenset({"known"})))
     asked.named.paths |= {"added"}
-    bench.journal.files.carry("here", "another try", (), ["earlier"])
+    bench.journal.files.carry("here", "another attempt", (), ["earlier"])
     bench.journal.files.carry("elsewhere", "a third one", (), ["free"])
     bench.journal.files.carry("here", RECORD.id, (), ["own"])
     # What came from here, and is not here any more.

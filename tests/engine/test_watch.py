@@ -1,4 +1,4 @@
-"""How the end of a try becomes known, in virtual time."""
+"""How the end of an attempt becomes known, in virtual time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, SP
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, AttemptState, Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Submission
 from tests.support.simulated import Fate, Fault, SimulatedSite, World
 from tests.support.virtualtime import run
@@ -53,13 +53,15 @@ class Bench:
             on_started=lambda _, began: self.began.append(began),
         )  # fmt: skip
 
-    def new(self, name: str = "job") -> TryRecord:
-        record = self.journal.new_try(site="sim", job=name, rule="r", name=name, fingerprint="f")
+    def new(self, name: str = "job") -> AttemptRecord:
+        record = self.journal.new_attempt(
+            site="sim", job=name, rule="r", name=name, fingerprint="f"
+        )
         self.world.specs[record.id] = JobSpec(record.paths, "/ws", name, "true")
-        self.world.make_directory(record.paths.tries)
+        self.world.make_directory(record.paths.attempts)
         return record
 
-    def sent(self, name: str = "job") -> tuple[TryRecord, str]:
+    def sent(self, name: str = "job") -> tuple[AttemptRecord, str]:
         record = self.new(name)
         return record, self.world.submit(Submission(record.id, name, "", Resources()))
 
@@ -135,7 +137,7 @@ async def test_killed_soon_after_a_long_wait_is_known_as_soon(bench: Bench) -> N
     assert end.claimed
 
 
-async def test_try_without_a_trace_vanishes_later_each_time(bench: Bench) -> None:
+async def test_attempt_without_a_trace_vanishes_later_each_time(bench: Bench) -> None:
     waits = []
     for sent in (1, 2, 3, 20):
         begun = bench.now
@@ -218,7 +220,7 @@ async def test_job_watched_again_while_it_is_examined_is_not_forgotten(bench: Be
     assert (await again[0]).found is Finding.REVOKED
 
 
-async def test_one_listing_per_cycle_whatever_the_number_of_tries(bench: Bench) -> None:
+async def test_one_listing_per_cycle_whatever_the_number_of_attempts(bench: Bench) -> None:
     fated(bench.world, Fate(starts=(1.0,)))
     sent = [bench.sent(f"job-{n}") for n in range(200)]
     waiting = [bench.watcher.watch(record, [i]) for record, i in sent]
@@ -411,7 +413,7 @@ async def test_a_marker_that_is_seen_only_after_a_write_counts_before_the_schedu
 
     async def old(path: str) -> dict[str, Entry]:
         entries = await shown(path)
-        written = f"{record.paths.tries}/{LOOK}" in bench.world.files
+        written = f"{record.paths.attempts}/{LOOK}" in bench.world.files
         if written and next(wrong, False):
             return {}
         return {n: e for n, e in entries.items() if written or parse_marker_name(n) is None}
@@ -431,13 +433,13 @@ async def test_where_nothing_can_be_written_the_last_look_has_to_do(bench: Bench
     assert end.found is Finding.ENDED
     assert end.state is not None
     assert end.state.reason is Reason.OUT_OF_MEMORY
-    assert f"{record.paths.tries}/{LOOK}" not in bench.world.files
+    assert f"{record.paths.attempts}/{LOOK}" not in bench.world.files
 
 
 # Who holds a claim, as the controller reads it.
 
 
-RECORD = TryRecord("t1", "sim", 0, "job", "train", "train", "f", TryState.SUBMITTED)
+RECORD = AttemptRecord("t1", "sim", 0, "job", "train", "train", "f", AttemptState.SUBMITTED)
 CLAIM = b"owner=n1-77\nsite_job=42\nscheduler_job=1234\nhost=n1\n"
 
 
@@ -454,7 +456,7 @@ def test_the_job_that_it_names_holds_it_however_often_it_has_beaten() -> None:
 
 @pytest.mark.parametrize("shown", range(len(CLAIM)))
 def test_a_slow_file_system_shows_a_part_of_it(shown: int) -> None:
-    """1234 is not 12: whoever is taken for the owner by half a number would end the try."""
+    """1234 is not 12: whoever is taken for the owner by half a number would end the attempt."""
     assert owner(CLAIM[:shown]) is None
 
 

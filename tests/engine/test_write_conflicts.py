@@ -8,7 +8,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
-from snakemake_executor_plugin_mantik.journal import TryState
+from snakemake_executor_plugin_mantik.journal import AttemptState
 from tests.support.controller import Controller, killed_when, request, simulate, states
 from tests.support.simulated import Fate, World, result
 
@@ -29,11 +29,11 @@ def late(**starts: float) -> Callable[..., Fate]:
 
 def left_waiting(workdir: Path, world: World, job: JobRequest) -> None:
     def sent(controller: Controller) -> bool:
-        open_tries = controller.journal.all_open_tries()
-        return any(record.state is TryState.SUBMITTED for record in open_tries)
+        open_attempts = controller.journal.all_open_attempts()
+        return any(record.state is AttemptState.SUBMITTED for record in open_attempts)
 
     killed_when(workdir, world, sent, job).forget()
-    assert states(workdir)[-1] is TryState.SUBMITTED
+    assert states(workdir)[-1] is AttemptState.SUBMITTED
 
 
 def contents(world: World) -> dict[str, bytes]:
@@ -101,7 +101,7 @@ def test_jobs_of_one_run_do_not_end_each_other(tmp_path: Path, taken_up: bool) -
     simulate(tmp_path, world, play)
 
     assert contents(world) == {f"job-{n}": found(request(n), data_x=NEW) for n in (1, 2, 3, 4)}, (
-        "all with what is there, and that one by a second try"
+        "all with what is there, and that one by a second attempt"
     )
     assert len(world.runs) == 4
 
@@ -125,7 +125,7 @@ def test_many_rivals_are_ended_once(tmp_path: Path) -> None:
         return controller.site.calls["cancel"]
 
     simulate(tmp_path, world, leave)
-    assert states(tmp_path) == [TryState.SUBMITTED] * 30
+    assert states(tmp_path) == [AttemptState.SUBMITTED] * 30
     write(tmp_path, NEW)
     assert simulate(tmp_path, world, come_back) == len(numbers)
     assert {run.job for run in world.runs} == {f"job-{100 + n}" for n in numbers}

@@ -21,7 +21,7 @@ from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import AttemptRecord
 from tests.faults.disk import Disk, small_disk
 from tests.faults.faults import Fault
 from tests.faults.steps import STEPS, kind_of
@@ -202,7 +202,7 @@ class Cell:
         Args:
             ran: the last run.
             runs: how many there were: each may run again what has failed before.
-            stopped: whether earlier tries may have been ended by us, or by a lack of space.
+            stopped: whether earlier attempts may have been ended by us, or by a lack of space.
         """
         begun, ended = self.noted("begin"), self.noted("end")
         found = Count()
@@ -227,24 +227,24 @@ class Cell:
             found.misreported.append(f"something still runs at the site: {self.alive()}")
         return found
 
-    def tries(self, job: str) -> list[TryRecord]:
+    def attempts(self, job: str) -> list[AttemptRecord]:
         """What the journal knows of a job."""
-        return [record for record in self.project.tries if record.rule == job]
+        return [record for record in self.project.attempts if record.rule == job]
 
     def any_stopped(self) -> bool:
-        """Whether the journal says of a job's last try that a signal or a full disk ended it."""
-        last = [self.tries(job)[-1].outcome for job in JOBS if self.tries(job)]
+        """Whether the journal says that a signal or a full disk ended a job's last attempt."""
+        last = [self.attempts(job)[-1].outcome for job in JOBS if self.attempts(job)]
         return any("by a signal" in outcome or "no room" in outcome for outcome in last)
 
     def _most(self, job: str, runs: int, *, stopped: bool) -> int:
         """How often a job may have run."""
-        tries = max(1, len(self.tries(job)))
-        return tries if stopped else 1 if job in GOOD else min(tries, runs)
+        attempts = max(1, len(self.attempts(job)))
+        return attempts if stopped else 1 if job in GOOD else min(attempts, runs)
 
     def _misreported(self, job: str, *, stopped: bool) -> str:
         """What the journal says wrongly of a job; empty if it is right."""
-        tries = self.tries(job)
-        told = [record.outcome for record in tries]
+        attempts = self.attempts(job)
+        told = [record.outcome for record in attempts]
         last = told[-1:] if stopped else told
         fails = bool(last) and all("code 3" in outcome for outcome in last)
         right = last == ["succeeded"] if job in GOOD else fails

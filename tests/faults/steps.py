@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from tests.support.proxy import Request
 
 _UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_TRIES = r"/\.mantik/tries/\d+"
+_ATTEMPTS = r"/\.mantik/attempts/\d+"
 _PATH_KEYS = ("path", "sourcePath", "source_path")
 _END = r"/?(\?|&| |$)"
 _POOL = r"/\.mantik/pools/\w+"
@@ -24,11 +24,11 @@ _UNICORE = (
     ("status", r"^GET .*/rest/core/jobs/"),
     ("forget", r"^DELETE .*/rest/core/jobs/"),
     ("extend", r"^PUT .*/rest/core/jobs/"),
-    ("revoke", rf"^POST .*/files/.*{_TRIES}/{_UUID}{_END}"),
-    ("make", rf"^POST .*/files/.*{_TRIES}{_END}"),
-    ("marker", rf"^GET .*/files/.*{_TRIES}/{_UUID}\.\d+"),
-    ("claim", rf"^GET .*/files/.*{_TRIES}/{_UUID}{_END}"),
-    ("list", rf"^GET .*/files/.*{_TRIES}{_END}"),
+    ("revoke", rf"^POST .*/files/.*{_ATTEMPTS}/{_UUID}{_END}"),
+    ("make", rf"^POST .*/files/.*{_ATTEMPTS}{_END}"),
+    ("marker", rf"^GET .*/files/.*{_ATTEMPTS}/{_UUID}\.\d+"),
+    ("claim", rf"^GET .*/files/.*{_ATTEMPTS}/{_UUID}{_END}"),
+    ("list", rf"^GET .*/files/.*{_ATTEMPTS}{_END}"),
     ("remove", r"^DELETE .*/files/"),
     ("upload", r"^PUT .*/files/.*/\.mantik/bundles/"),
     ("archive", r"^GET .*/files/.*/\.mantik/work/.*\.tar"),
@@ -42,11 +42,11 @@ _FIRECREST = (
     ("abort", r"^DELETE .*/compute/[^/]+/jobs/"),
     ("status", r"^GET .*/compute/[^/]+/jobs/\w"),
     ("find", r"^GET .*/compute/[^/]+/jobs"),
-    ("revoke", rf"^POST .*/ops/mkdir.*{_TRIES}/{_UUID}{_END}"),
-    ("make", rf"^POST .*/ops/mkdir.*{_TRIES}{_END}"),
-    ("marker", rf"^GET .*/ops/\w+\?.*{_TRIES}/{_UUID}\.\d+"),
-    ("claim", rf"^GET .*/ops/\w+\?.*{_TRIES}/{_UUID}{_END}"),
-    ("list", rf"^GET .*/ops/ls\?.*{_TRIES}{_END}"),
+    ("revoke", rf"^POST .*/ops/mkdir.*{_ATTEMPTS}/{_UUID}{_END}"),
+    ("make", rf"^POST .*/ops/mkdir.*{_ATTEMPTS}{_END}"),
+    ("marker", rf"^GET .*/ops/\w+\?.*{_ATTEMPTS}/{_UUID}\.\d+"),
+    ("claim", rf"^GET .*/ops/\w+\?.*{_ATTEMPTS}/{_UUID}{_END}"),
+    ("list", rf"^GET .*/ops/ls\?.*{_ATTEMPTS}{_END}"),
     ("remove", r"^DELETE .*/ops/rm"),
     ("upload", r"^POST .*/(ops/upload|transfer/upload).*/\.mantik/bundles"),
     ("make", r"^POST .*/ops/mkdir.*/\.mantik/bundles"),

@@ -144,7 +144,7 @@ def fault_while_cancelling(
         rules = cell.meet(fault, "cancel")
         first = cancelled(cell, running)
         assert "Traceback" not in first.output, first.output
-        assert {r.outcome for r in cell.project.tries} == {"cancelled"}, first.output
+        assert {r.outcome for r in cell.project.attempts} == {"cancelled"}, first.output
         assert any(rule.taken for rule in rules), f"no fault: {cell.proxy.counted()}"
         ran = finished(cell, 1)
         prove(cell, Ran(ran.code, first.output + ran.output), cell.count(ran, stopped=True))

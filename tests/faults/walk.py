@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import AttemptRecord
 from tests.faults.cell import NEVER_ENDED, Cell, Count, cell_in, settings
 from tests.faults.faults import FAULTS, Fault, calling, then
 from tests.faults.steps import KINDS, STEPS
@@ -227,7 +227,8 @@ class Walk:
     def count(self, cell: Cell, *, cancelled: bool) -> Count:
         """Hold what the runs said and left against what the site ran and the files outside.
 
-        Where a run was told to cancel, a job may have begun once more for each try that it ended.
+        Where a run was told to cancel, a job may have begun once more for each attempt that it
+        ended.
         """
         begun, ended = cell.noted("begin"), cell.noted("end")
         # Known gap (docs/rules.md): killed while it records a group, Snakemake then asks for the
@@ -236,7 +237,7 @@ class Walk:
         parted = killed and "jobs are grouped in another way now" in cell.outputs()
         found = Count()
         for job in JOBS:
-            told = [record.outcome for record in self._tries(cell, job)]
+            told = [record.outcome for record in self._attempts(cell, job)]
             over = told.count("cancelled") if cancelled else 0
             if parted and job == "second" and told == ["succeeded", "succeeded"]:
                 told, over = told[1:], 1
@@ -262,15 +263,15 @@ class Walk:
 
     @staticmethod
     def _right(job: str, told: list[str], over: int) -> bool:
-        """Whether a job is said to have ended as it did; `over`: tries that were cancelled."""
+        """Whether a job is said to have ended as it did; `over`: attempts that were cancelled."""
         if job == "again" and len(told) == 2:
             return "code 7" in told[0] and told[1] == "succeeded"
         return told == ["succeeded"] and (job != "again" or over > 0)
 
     @staticmethod
-    def _tries(cell: Cell, job: str) -> list[TryRecord]:
-        tries = cell.project.tries
-        return [record for record in tries if job in record.name.replace(",", " ").split()]
+    def _attempts(cell: Cell, job: str) -> list[AttemptRecord]:
+        attempts = cell.project.attempts
+        return [record for record in attempts if job in record.name.replace(",", " ").split()]
 
 
 def results(cell: Cell) -> dict[str, bytes]:

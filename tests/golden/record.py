@@ -1,8 +1,8 @@
 """Record what small workflows leave in the journal and ask of their sites.
 
-Only what no machine's speed can change is recorded: of each try its steps in order, not how those
-of several tries interleave; of requests how many of each kind, and of kinds that repeat until
-something is over only that they occur.
+Only what no machine's speed can change is recorded: of each attempt its steps in order, not how
+those of several attempts interleave; of requests how many of each kind, and of kinds that repeat
+until something is over only that they occur.
 """
 
 import json
@@ -23,16 +23,17 @@ from snakemake_executor_plugin_mantik.journal import Journal
 from tests.support.workflows import Project
 
 _STEPS = {
-    "tries": ("id", "rtrim(new.state || ' ' || new.outcome || ' ' || new.reason)"),
-    "submissions": ("try", "'acknowledged'"),
-    "made": ("try", "'made ' || new.path"),
-    "kept": ("try", "'kept ' || new.path"),
+    "attempts": ("id", "rtrim(new.state || ' ' || new.outcome || ' ' || new.reason)"),
+    "submissions": ("attempt", "'acknowledged'"),
+    "made": ("attempt", "'made ' || new.path"),
+    "kept": ("attempt", "'kept ' || new.path"),
 }
-"""Tables whose rows are steps of tries: the column with the try, and what the step is called."""
+"""Tables whose rows are steps of attempts: the column with the attempt, and what the step is
+called."""
 
 _NAMES = (
     (re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "UUID"),
-    (re.compile(r"mantik/(bundles|tries|work)/[0-9a-f]+\b"), r"mantik/\1/BUCKET"),
+    (re.compile(r"mantik/(bundles|attempts|work)/[0-9a-f]+\b"), r"mantik/\1/BUCKET"),
     (re.compile(rf"\S*/project-\w+(?:/{workspace_below('')})?"), "WORKSPACE"),
     (re.compile(r"(?<=/place/)\S+"), "LEASE"),
     (re.compile(r"(?<=mantik/lib-)\w+"), "DIGEST"),
@@ -67,9 +68,9 @@ def watch_steps(project: Project) -> None:
     state = project.directory / ".snakemake/mantik"
     Journal(state).close()
     with closing(sqlite3.connect(state / "journal.sqlite")) as db:
-        db.execute("CREATE TABLE steps (try TEXT, step TEXT)")
+        db.execute("CREATE TABLE steps (attempt TEXT, step TEXT)")
         for table, (owner, step) in _STEPS.items():
-            for event in ("INSERT", "UPDATE OF state, outcome")[: 1 + (table == "tries")]:
+            for event in ("INSERT", "UPDATE OF state, outcome")[: 1 + (table == "attempts")]:
                 db.execute(
                     f"CREATE TRIGGER {table}_{event[:6]} AFTER {event} ON {table} BEGIN"
                     f" INSERT INTO steps VALUES (new.{owner}, {step}); END"
@@ -78,16 +79,18 @@ def watch_steps(project: Project) -> None:
 
 
 def history(project: Project) -> Iterator[str]:
-    """Yield each try's steps, and what the journal knows of files in the end."""
+    """Yield each attempt's steps, and what the journal knows of files in the end."""
     with closing(sqlite3.connect(project.directory / ".snakemake/mantik/journal.sqlite")) as db:
-        tries = db.execute("SELECT id, name, after FROM tries ORDER BY name, rowid").fetchall()
+        attempts = db.execute(
+            "SELECT id, name, after FROM attempts ORDER BY name, rowid"
+        ).fetchall()
         names: dict[str, str] = {}
-        for name, same in groupby(tries, key=lambda row: row[1]):
+        for name, same in groupby(attempts, key=lambda row: row[1]):
             names |= {row[0]: f"{name} #{n}" for n, row in enumerate(same, start=1)}
-        for one, _, after in tries:
+        for one, _, after in attempts:
             before = {names[other] for other in json.loads(after or "{}").values()}
             yield " after ".join((names[one], *sorted(before)))
-            steps = db.execute("SELECT step FROM steps WHERE try = ? ORDER BY rowid", (one,))
+            steps = db.execute("SELECT step FROM steps WHERE attempt = ? ORDER BY rowid", (one,))
             for step, _ in groupby(row[0] for row in steps):
                 yield f"  {_normalised(step)}"
         for path, directory in db.execute("SELECT path, directory FROM stored ORDER BY path"):

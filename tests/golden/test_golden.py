@@ -37,7 +37,7 @@ def cancel(project: Project, *flags: str) -> None:
 def submit_all(project: Project, number: int) -> None:
     """Let the first job end when all are at the site."""
     run = project.start("--mantik-ahead", "10")
-    until(lambda: sum(len(one.site_jobs) for one in project.tries) == number, "the jobs")
+    until(lambda: sum(len(one.site_jobs) for one in project.attempts) == number, "the jobs")
     (project.workspace / "go").touch()
     run.end().ok()
 

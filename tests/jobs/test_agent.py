@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hpc_sandbox import shims
-from snakemake_executor_plugin_mantik.jobs.paths import TRIES
+from snakemake_executor_plugin_mantik.jobs.paths import ATTEMPTS
 from snakemake_executor_plugin_mantik.jobs.pools import (
     MARK_BYTES,
     Pool,
@@ -234,8 +234,8 @@ def test_a_job_waits_for_those_that_it_is_behind(pool: Allocations) -> None:
 
 
 def test_a_job_starts_that_is_behind_one_whose_marker_is_there(pool: Allocations) -> None:
-    (pool.workspace / TRIES / "7").mkdir(parents=True)
-    (pool.workspace / TRIES / "7/over.0").touch()
+    (pool.workspace / ATTEMPTS / "7").mkdir(parents=True)
+    (pool.workspace / ATTEMPTS / "7/over.0").touch()
     (pool.directory / "run.killed.over").touch()  # its agent died after it
     (pool.directory / "done.pool.other").touch()  # it ended with its allocation, to run again
     waits = replace(pool.job("echo no >> log"), behind=("7/over", "7/other"))
@@ -263,7 +263,7 @@ def test_a_file_that_is_not_all_there_waits(pool: Allocations) -> None:
 
 
 def test_markers_of_jobs_come_together(pool: Allocations) -> None:
-    folder = pool.workspace / TRIES / "7"
+    folder = pool.workspace / ATTEMPTS / "7"
     folder.mkdir(parents=True)
     texts = [b"", b"first\n\nsecond", bytes(range(256)) * 20]
     jobs = [pool.job("") for _ in [*texts, *range(3)]]

@@ -1,4 +1,4 @@
-"""Of all starts of a try one runs, whatever happens."""
+"""Of all starts of an attempt one runs, whatever happens."""
 
 import os
 import posixpath
@@ -30,7 +30,7 @@ def test_of_many_starts_exactly_one_runs(trial: Trial, links: bool) -> None:
         ended = [trial.end(spec, process) for process in started]
         assert [one.returned for one in ended] == [0] * 20
         assert runs.read_text() == "ran\n"
-        uuid = spec.paths.try_id
+        uuid = spec.paths.attempt_id
         assert [name for name in ended[-1].entries if name.startswith(uuid)] == [uuid, f"{uuid}.0"]
 
 
@@ -39,14 +39,14 @@ def test_a_link_that_tells_of_a_failure_after_it_was_made_counts(trial: Trial) -
     assert trial.run(trial.spec("exit 3")).sure.exit_code == 3
 
 
-def test_a_revoked_try_touches_nothing(trial: Trial) -> None:
+def test_a_revoked_attempt_touches_nothing(trial: Trial) -> None:
     trial.write("out", "old")
     spec = trial.spec(COUNT, outputs=(OutputFile("out"),))
-    (trial.tries / spec.paths.try_id).mkdir()
+    (trial.attempts / spec.paths.attempt_id).mkdir()
     ended = trial.run(spec)
     assert ended.returned == 0
     assert ended.marker is None
-    assert ended.entries == (spec.paths.try_id,)
+    assert ended.entries == (spec.paths.attempt_id,)
     assert not (trial.workspace / "runs").exists()
     assert (trial.workspace / "out").read_text() == "old"
     assert not (trial.workspace / spec.paths.work).exists()
@@ -84,12 +84,12 @@ def test_the_claim_tells_who_has_it_and_grows(trial: Trial) -> None:
 
 def test_a_workspace_that_is_gone_is_left_alone(trial: Trial) -> None:
     spec = trial.spec(COUNT)
-    trial.tries.rmdir()
+    trial.attempts.rmdir()
     process = trial.start(spec)
     output, _ = process.communicate(timeout=600)
     assert (process.returncode, output) == (0, "")
     names = {path.name for path in trial.workspace.rglob("*")}
-    assert names == {".mantik", "tries", posixpath.basename(library_path())}
+    assert names == {".mantik", "attempts", posixpath.basename(library_path())}
 
 
 @pytest.mark.parametrize("lost", ["all", "half", "end", "a letter"])
@@ -138,7 +138,7 @@ def test_revocation_that_races_many_starts(trial: Trial, others: int) -> None:
     assert [one.returned for one in ended] == [0] * 12
     assert claim.is_dir() == revoked
     assert (runs.read_text() if runs.exists() else "") == ("" if revoked else "ran\n")
-    assert ended[-1].entries[1:] == (() if revoked else (f"{spec.paths.try_id}.0",))
+    assert ended[-1].entries[1:] == (() if revoked else (f"{spec.paths.attempt_id}.0",))
 
 
 def test_late_strays_after_a_successor(trial: Trial) -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from snakemake_executor_plugin_mantik.jobs import group
 from snakemake_executor_plugin_mantik.jobs.library import library_checksum
-from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
+from snakemake_executor_plugin_mantik.jobs.paths import AttemptPaths
 from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec, OutputFile
 
 GOLDEN = Path(__file__).parent / "golden"
 
 PLAIN = JobSpec(
-    paths=TryPaths(12, "0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60"),
+    paths=AttemptPaths(12, "0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60"),
     workspace="/p/scratch/me/flow",
     name="evaluate: seed=1",
     command="set -euo pipefail; python main.py 1 > 'results/it'\"'\"'s ü.txt'",

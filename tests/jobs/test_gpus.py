@@ -15,7 +15,7 @@ QUERY = "--query-gpu=utilization.gpu"
 # What nvidia-smi prints for three GPUs, one of which does not report how busy it is.
 SAMPLES = "50\\n[N/A]\\n71\\n"
 HEARTBEATS = (
-    "claim=$(echo .mantik/tries/*/*); size=$(stat -c %s $claim); "
+    "claim=$(echo .mantik/attempts/*/*); size=$(stat -c %s $claim); "
     "until (( $(stat -c %s $claim) > size + 1 )); do sleep 0.05; done"
 )
 SEEN = "until [ -e .mantik/work/*/*/gpus ]; do sleep 0.05; done"

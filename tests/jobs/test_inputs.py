@@ -123,7 +123,7 @@ def test_what_a_job_updates_is_compared_before_it_starts_only(trial: Trial) -> N
         outputs=(OutputFile("x", keep=True),),
     )  # fmt: skip
     assert trial.run(spec).sure.exit_code == 0
-    again = replace(spec, paths=replace(spec.paths, try_id=trial.spec().paths.try_id))
+    again = replace(spec, paths=replace(spec.paths, attempt_id=trial.spec().paths.attempt_id))
     assert_changed(trial.run(again), "x")
 
 
@@ -248,7 +248,7 @@ def lease(trial: Trial, term: int) -> None:
 def test_job_of_a_former_controller_does_not_start(trial: Trial) -> None:
     lease(trial, 3)
     old, known, present = (job(trial, term=term) for term in (2, 2, 3))
-    trial.write(f"{PLACE}/known.3", f"{known.paths.try_id}\n")
+    trial.write(f"{PLACE}/known.3", f"{known.paths.attempt_id}\n")
     ended = trial.run(old)
     assert (ended.returned, ended.marker, ran(trial)) == (0, None, False)
     assert not (trial.workspace / old.paths.claim).exists()

@@ -43,7 +43,7 @@ def appear(trial: Trial, path: str, text: str) -> None:
 
 @dataclass
 class Reader:
-    """Reads the packs of a try as the controller does."""
+    """Reads the packs of an attempt as the controller does."""
 
     trial: Trial
     spec: JobSpec
@@ -132,7 +132,7 @@ def test_what_is_new_comes_and_nothing_twice(trial: Trial) -> None:
         f"{STORE}/7/run/artifacts/large",
     }  # fmt: skip
     # When it is over all of it has come with the marker.
-    assert ended.entries == (spec.paths.try_id, f"{spec.paths.try_id}.0")
+    assert ended.entries == (spec.paths.attempt_id, f"{spec.paths.attempt_id}.0")
 
 
 def test_much_of_a_growing_file_comes_in_parts_and_a_shorter_one_anew(trial: Trial) -> None:

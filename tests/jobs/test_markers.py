@@ -1,4 +1,4 @@
-"""Only whole markers of the right try are believed."""
+"""Only whole markers of the right attempt are believed."""
 
 import gzip
 import io
@@ -44,7 +44,7 @@ def marker(meta: str = META, files: bytes = RECORD, small: bytes = b"ab") -> byt
 
 
 def read(content: bytes) -> markers.Marker:
-    return read_marker(content, try_id=TRY, exit_code=0)
+    return read_marker(content, attempt_id=TRY, exit_code=0)
 
 
 def test_a_whole_marker_is_read() -> None:
@@ -80,12 +80,14 @@ def test_no_cut_marker_is_believed(trial: Trial) -> None:
     spec = trial.spec("echo log; echo x > out", outputs=(OutputFile("out"), OutputFile(NASTY)))
     trial.run(spec)
     whole = (trial.workspace / spec.paths.marker(0)).read_bytes()
-    assert read_marker(whole, try_id=spec.paths.try_id, exit_code=0).missing_outputs == (NASTY,)
+    assert read_marker(whole, attempt_id=spec.paths.attempt_id, exit_code=0).missing_outputs == (
+        NASTY,
+    )
     for cut in range(1, len(whole)):
         with pytest.raises(MarkerInvalid):
-            read_marker(whole[:cut], try_id=spec.paths.try_id, exit_code=0)
+            read_marker(whole[:cut], attempt_id=spec.paths.attempt_id, exit_code=0)
     with pytest.raises(MarkerInvalid):
-        read_marker(whole + whole[:7], try_id=spec.paths.try_id, exit_code=0)
+        read_marker(whole + whole[:7], attempt_id=spec.paths.attempt_id, exit_code=0)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
@@ -101,7 +103,7 @@ def test_no_damaged_marker_is_taken_for_another(at: int, change: int) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"owner=4711-n1-7\nsite_job=5\n"])
 def test_a_name_alone_is_a_marker(content: bytes) -> None:
-    found = read_marker(content, try_id=TRY, exit_code=9)
+    found = read_marker(content, attempt_id=TRY, exit_code=9)
     assert (found.exit_code, found.bare, found.files) == (9, True, ())
 
 
@@ -235,10 +237,10 @@ def test_nothing_is_written_under_a_markers_name(trial: Trial, code: int) -> Non
         f"head -c 300000 /dev/urandom > large; echo x > small; exit {code}",
         outputs=(OutputFile("large"), OutputFile("small")),
     )
-    with Watch(trial.tries) as watch:
+    with Watch(trial.attempts) as watch:
         assert trial.run(spec).returned == code
         seen = list(watch.events())
-    marker = f"{spec.paths.try_id}.{code}"
+    marker = f"{spec.paths.attempt_id}.{code}"
     done = [mask for name, mask in seen if name == marker]
     assert [mask & MOVED_TO for mask in done] == [MOVED_TO], seen
     assert not [mask for mask in done if mask & (CREATE | MODIFY)]

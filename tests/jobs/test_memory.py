@@ -23,7 +23,7 @@ def test_the_most_memory_of_all_processes_is_in_the_marker(trial: Trial) -> None
 
 def sampled(trial: Trial, command: str) -> str:
     """The output of a command that calls the script's own function for a sample."""
-    script = f". ./{library_path()}\n_m_work=. _m_try=t _m_most=0 _m_memory_stat=\n{command}\n"
+    script = f". ./{library_path()}\n_m_work=. _m_attempt=t _m_most=0 _m_memory_stat=\n{command}\n"
     ended = subprocess.run(
         ["bash", "-c", script],
         check=False,

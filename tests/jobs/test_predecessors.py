@@ -1,4 +1,4 @@
-"""A try that was submitted before its inputs existed runs only if the tries that make them did."""
+"""An attempt submitted before its inputs existed runs only if those that make them did."""
 
 import os
 from shlex import quote

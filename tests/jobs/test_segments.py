@@ -172,7 +172,7 @@ def test_one_that_was_submitted_ahead_runs_only_if_it_is_wanted(trial: Trial) ->
     fifth = behind(fourth, "touch ran")
     assert trial.run(second).sure.failed_step == PREDECESSORS
     assert trial.run(first).sure.exit_code == GO_ON_CODE
-    # The same once more, since a try runs once.
+    # The same once more, since an attempt runs once.
     second = behind(first, second.command)
     third = behind(second, third.command)
     assert trial.run(second).sure.go_on == "asked"

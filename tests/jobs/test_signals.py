@@ -120,7 +120,7 @@ def test_a_signal_at_any_time_ends_in_a_marker_or_in_no_claim(trial: Trial, dela
     time.sleep(delay)
     os.kill(process.pid, signal.SIGTERM)
     ended = trial.end(spec, process)
-    assert (ended.marker is not None) == (spec.paths.try_id in ended.entries)
+    assert (ended.marker is not None) == (spec.paths.attempt_id in ended.entries)
     if ended.marker is not None:
         assert ended.marker.exit_code == 143
     wait_until(lambda: session_of(process) == [])

@@ -20,13 +20,13 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError, Journal
 from snakemake_executor_plugin_mantik.connections.connect import workspace_name
 from snakemake_executor_plugin_mantik.journal import (
     BUCKET_SIZE,
+    AttemptRecord,
+    AttemptState,
     EventKind,
     FileRecord,
     Journal,
     SiteRecord,
     StoredOutput,
-    TryRecord,
-    TryState,
     UndeclaredFile,
     decode_identity,
     encode_identity,
@@ -43,54 +43,54 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield opened
 
 
-def new_try(
+def new_attempt(
     journal: Journal, job: str = "job", site: str = "hpc1", makers: Mapping[str, str] | None = None
-) -> TryRecord:
-    return journal.new_try(
+) -> AttemptRecord:
+    return journal.new_attempt(
         site=site, job=job, rule="r", name=f"r {job}", fingerprint="f", makers=makers
     )
 
 
-def advance(journal: Journal, try_id: str, state: TryState) -> None:
+def advance(journal: Journal, attempt_id: str, state: AttemptState) -> None:
     match state:
-        case TryState.PLANNED:
+        case AttemptState.PLANNED:
             pass
-        case TryState.SUBMITTING:
-            journal.submitting(try_id, "batch")
-        case TryState.SUBMITTED:
-            journal.submitted(try_id, "17")
-        case TryState.ENDED:
-            journal.ended(try_id, "succeeded", waited=1, ran=2, log="")
-        case TryState.DONE:
-            journal.done(try_id)
-        case TryState.ABANDONED:
-            journal.abandoned(try_id, "cancelled")
+        case AttemptState.SUBMITTING:
+            journal.submitting(attempt_id, "batch")
+        case AttemptState.SUBMITTED:
+            journal.submitted(attempt_id, "17")
+        case AttemptState.ENDED:
+            journal.ended(attempt_id, "succeeded", waited=1, ran=2, log="")
+        case AttemptState.DONE:
+            journal.done(attempt_id)
+        case AttemptState.ABANDONED:
+            journal.abandoned(attempt_id, "cancelled")
 
 
-def state_of(journal: Journal, try_id: str) -> TryState:
-    return next(r.state for r in read_history(journal.path.parent) if r.id == try_id)
+def state_of(journal: Journal, attempt_id: str) -> AttemptState:
+    return next(r.state for r in read_history(journal.path.parent) if r.id == attempt_id)
 
 
-@pytest.mark.parametrize("states", list(itertools.product(TryState, TryState)))
-def test_states_never_go_back(journal: Journal, states: tuple[TryState, TryState]) -> None:
-    order = list(TryState)
-    record = new_try(journal)
+@pytest.mark.parametrize("states", list(itertools.product(AttemptState, AttemptState)))
+def test_states_never_go_back(journal: Journal, states: tuple[AttemptState, AttemptState]) -> None:
+    order = list(AttemptState)
+    record = new_attempt(journal)
     for state in states:
         advance(journal, record.id, state)
     assert state_of(journal, record.id) == max(states, key=order.index)
 
 
 def test_what_ended_keeps_its_outcome(journal: Journal) -> None:
-    record = new_try(journal)
-    advance(journal, record.id, TryState.ABANDONED)
-    advance(journal, record.id, TryState.ENDED)
+    record = new_attempt(journal)
+    advance(journal, record.id, AttemptState.ABANDONED)
+    advance(journal, record.id, AttemptState.ENDED)
     assert [r.outcome for r in read_history(journal.path.parent)] == ["cancelled"]
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_try_ends_once_in_the_log(journal: Journal, kept: bool) -> None:
+def test_a_attempt_ends_once_in_the_log(journal: Journal, kept: bool) -> None:
     """When its results are here; if they are given up later, it has ended all the same."""
-    record = new_try(journal)
+    record = new_attempt(journal)
     end = {"how": "finished", "successor": ""}
     if kept:  # they could not be fetched at first
         journal.ended(record.id, "succeeded", waited=1, ran=2, log="")
@@ -110,20 +110,20 @@ def test_a_content_outnumbers_what_its_jobs_have_missed(journal: Journal) -> Non
     assert files.number("place", "data", "0" * 64) < 3 * first
 
 
-def test_open_tries_are_those_of_the_job_that_are_not_final(journal: Journal) -> None:
-    records = [new_try(journal) for _ in TryState]
-    new_try(journal, "other")
-    for record, state in zip(records, TryState, strict=True):
+def test_open_attempts_are_those_of_the_job_that_are_not_final(journal: Journal) -> None:
+    records = [new_attempt(journal) for _ in AttemptState]
+    new_attempt(journal, "other")
+    for record, state in zip(records, AttemptState, strict=True):
         advance(journal, record.id, state)
-    assert [r.id for r in journal.open_tries("job")] == [r.id for r in records[:4]]
-    assert len(journal.all_open_tries()) == 5
+    assert [r.id for r in journal.open_attempts("job")] == [r.id for r in records[:4]]
+    assert len(journal.all_open_attempts()) == 5
 
 
 def test_buckets_are_filled_one_after_the_other(journal: Journal) -> None:
-    buckets = [new_try(journal, str(n)).bucket for n in range(BUCKET_SIZE + 2)]
+    buckets = [new_attempt(journal, str(n)).bucket for n in range(BUCKET_SIZE + 2)]
     first, second = dict.fromkeys(buckets)
     assert buckets == [first] * BUCKET_SIZE + [second] * 2
-    assert new_try(journal, site="other").bucket not in buckets
+    assert new_attempt(journal, site="other").bucket not in buckets
 
 
 def test_retired_buckets_are_never_used_again(journal: Journal) -> None:
@@ -131,12 +131,12 @@ def test_retired_buckets_are_never_used_again(journal: Journal) -> None:
     journal.set_site("same", "url", "/ws", "p")
     journal.set_site("other", "url", "/ws2", "q")
     assert journal.retire_buckets("p") == []
-    first = new_try(journal).bucket
+    first = new_attempt(journal).bucket
     assert journal.retire_buckets("p") == [first]
-    second = new_try(journal).bucket
+    second = new_attempt(journal).bucket
     assert second != first
-    assert new_try(journal, site="same").bucket == second, "they share the directory"
-    assert new_try(journal, site="other").bucket not in (first, second)
+    assert new_attempt(journal, site="same").bucket == second, "they share the directory"
+    assert new_attempt(journal, site="other").bucket not in (first, second)
     journal.bucket_gone("p", first)
     assert journal.retire_buckets("p") == [second]
     journal.bucket_gone("p", second)
@@ -145,7 +145,7 @@ def test_retired_buckets_are_never_used_again(journal: Journal) -> None:
 
 def test_another_workspace_is_begun_with_nothing(journal: Journal) -> None:
     journal.set_site("hpc1", "url", "/ws", "p")
-    record = new_try(journal)
+    record = new_attempt(journal)
     journal.files.set_remote_files("p", [FileRecord("a", 1, "x")])
     journal.files.begin_bundle("p", "b", "", [FileRecord("c", 1, "x")])
     assert journal.set_site("hpc1", "url", "/ws", "p") == []
@@ -157,7 +157,7 @@ def test_another_workspace_is_begun_with_nothing(journal: Journal) -> None:
     assert journal.files.bundles("p") == {}
     assert journal.files.remote_files("q") == []
     assert journal.files.bundles("q") == {}
-    assert journal.all_open_tries() == []
+    assert journal.all_open_attempts() == []
 
 
 def test_every_directory_is_a_workflow_even_if_its_journal_is_lost(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_what_only_the_spare_knows_is_restored(tmp_path: Path, how: str) -> None
         name = journal.workflow, journal.instance
         journal.set_site("hpc1", "url", "/ws", "p", "/a/config.yaml")
         journal.take_number("p", 7)
-        sent, _ = new_try(journal), new_try(journal, "planned")
+        sent, _ = new_attempt(journal), new_attempt(journal, "planned")
         journal.submitting(sent.id, "batch")
     path.unlink()
     if how != "missing":
@@ -216,7 +216,7 @@ def test_what_only_the_spare_knows_is_restored(tmp_path: Path, how: str) -> None
     with closing(Journal(tmp_path)) as journal:
         assert f"The journal was {how}." in journal.remark
         assert (journal.workflow, journal.instance) == name
-        assert [r.id for r in journal.all_open_tries()] == [sent.id]
+        assert [r.id for r in journal.all_open_attempts()] == [sent.id]
         assert (journal.number("p"), journal.was_restored("p")) == (7, True)
     with closing(Journal(tmp_path)) as journal:
         assert journal.remark == ""
@@ -230,7 +230,7 @@ def test_a_submission_is_on_disk_before_it_leaves(
     synced: list[str] = []
     fsync = os.fsync
     with closing(Journal(tmp_path)) as journal:
-        record = new_try(journal)
+        record = new_attempt(journal)
         db = journal.db
         write, modes = journal.write, list[int]()
 
@@ -255,19 +255,19 @@ def test_a_submission_is_on_disk_before_it_leaves(
 
 
 def test_the_first_acknowledgement_counts(journal: Journal) -> None:
-    record = new_try(journal)
+    record = new_attempt(journal)
     journal.submitting(record.id, "q")
     journal.submitted(record.id, "1", 100.0)
     journal.submitted(record.id, "2", 200.0)
-    [found] = journal.tries([record.id])
+    [found] = journal.attempts([record.id])
     assert (found.sent, set(found.site_jobs)) == (100.0, {"1", "2"})
 
 
-def test_tries_that_wait_for_others_are_found(tmp_path: Path) -> None:
+def test_attempts_that_wait_for_others_are_found(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)) as journal:
-        first = new_try(journal)
-        second = new_try(journal, job="b", makers={"d/é": first.id, "e": first.id})
-        third = new_try(journal, job="c", makers={"f": second.id})
+        first = new_attempt(journal)
+        second = new_attempt(journal, job="b", makers={"d/é": first.id, "e": first.id})
+        third = new_attempt(journal, job="c", makers={"f": second.id})
         assert [r.id for r in journal.dependents(first.id)] == [second.id]
         assert [r.id for r in journal.dependents(second.id)] == [third.id]
         assert journal.dependents(third.id) == []
@@ -276,9 +276,11 @@ def test_tries_that_wait_for_others_are_found(tmp_path: Path) -> None:
         journal.dependents(first.id)
         journal.db.set_trace_callback(None)
         plan = journal.db.execute(f"EXPLAIN QUERY PLAN {asked[0]}").fetchall()
-        assert any("USING INDEX tries_after" in row["detail"] for row in plan), "all tries are read"
+        assert any("USING INDEX attempts_after" in row["detail"] for row in plan), (
+            "all attempts are read"
+        )
         assert [r.id for r in journal.open_ahead()] == [second.id, third.id]
-        assert journal.tries([second.id])[0].makers == {"d/é": first.id, "e": first.id}
+        assert journal.attempts([second.id])[0].makers == {"d/é": first.id, "e": first.id}
         journal.note_made(first.id, [FileRecord("d/é/x", 1, "1"), FileRecord("e", 2, "2")])
         journal.note_made(third.id, [FileRecord("g", 1, "3")])
         assert journal.made(first.id) == {"d/é/x": "1", "e": "2"}
@@ -294,14 +296,14 @@ def test_tries_that_wait_for_others_are_found(tmp_path: Path) -> None:
 
 def test_what_a_job_read_is_known_as_long_as_it_can_go_on(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)) as journal:
-        first = new_try(journal)
-        second = new_try(journal, job="b", makers={"e": first.id})
+        first = new_attempt(journal)
+        second = new_attempt(journal, job="b", makers={"e": first.id})
         journal.note_made(first.id, [FileRecord("e", 2, "2")])
         journal.segments.keep_checkpoint(second.id, "listed")
         journal.abandoned(second.id, "failed")
     with closing(Journal(tmp_path)) as journal:
         assert journal.made(first.id) == {"e": "2"}
-        third = journal.new_try(
+        third = journal.new_attempt(
             site="hpc1", job="b", rule="r", name="r b", fingerprint="f", follows=second.id
         )
         journal.ended(third.id, "succeeded", waited=1.0, ran=1.0, log="")
@@ -355,24 +357,24 @@ def spoil(path: Path, damage: str) -> bytes:
 DAMAGES = ["head", "middle", "cut", "text"]
 
 
-def ready_to_spoil(directory: Path) -> tuple[str, list[TryRecord]]:
-    """A journal with tries in all states; its name, and what may be at a site."""
+def ready_to_spoil(directory: Path) -> tuple[str, list[AttemptRecord]]:
+    """A journal with attempts in all states; its name, and what may be at a site."""
     with closing(Journal(directory)) as journal:
         journal.set_site("hpc1", "url", "/ws", "p", "/a/config.yaml")
         for n in range(60):
-            record = new_try(journal, str(n))
-            for state in list(TryState)[: n % 5 + 1]:
+            record = new_attempt(journal, str(n))
+            for state in list(AttemptState)[: n % 5 + 1]:
                 advance(journal, record.id, state)
             if n == 30:
                 journal.retire_buckets("p")
     with closing(Journal(directory)) as journal:  # which writes the spare anew
         journal.retire_buckets("p")
-        late = journal.new_try(
+        late = journal.new_attempt(
             site="hpc1", job="late", rule="r", name="r late", fingerprint="f",
             members={"a": "name of a"}, made_of='{"command": "x"}',
         )  # fmt: skip
         journal.submitting(late.id, "batch")
-        opened = [r for r in journal.all_open_tries() if r.state is not TryState.PLANNED]
+        opened = [r for r in journal.all_open_attempts() if r.state is not AttemptState.PLANNED]
         return journal.workflow, opened
 
 
@@ -386,7 +388,7 @@ def test_damaged_file_is_made_anew_of_its_spare(tmp_path: Path, damage: str) -> 
         assert f"Jobs to look for at the sites: {len(opened)}." in journal.remark
         assert journal.workflow == workflow, "its workspace is the same"
         assert journal.sites() == {"hpc1": SiteRecord("hpc1", "url", "/ws", "/a/config.yaml", "p")}
-        found = journal.all_open_tries()
+        found = journal.all_open_attempts()
         settled = (
             "id",
             "site",
@@ -402,9 +404,11 @@ def test_damaged_file_is_made_anew_of_its_spare(tmp_path: Path, damage: str) -> 
         assert [[getattr(r, name) for name in settled] for r in found] == [
             [getattr(r, name) for name in settled] for r in opened
         ]
-        assert {r.state for r in found} == {TryState.SUBMITTING}, "the site has to be asked"
-        assert [r.job for r in journal.open_tries("a")] == ["late"]
-        assert new_try(journal).bucket not in {r.bucket for r in opened}, "or a stray meets its own"
+        assert {r.state for r in found} == {AttemptState.SUBMITTING}, "the site has to be asked"
+        assert [r.job for r in journal.open_attempts("a")] == ["late"]
+        assert new_attempt(journal).bucket not in {r.bucket for r in opened}, (
+            "or a stray meets its own"
+        )
     assert (tmp_path / "journal.sqlite.damaged-1").read_bytes() == content
     with closing(Journal(tmp_path)) as journal:
         assert journal.remark == ""
@@ -463,10 +467,12 @@ def test_a_damaged_line_of_the_spare_is_one_fact_lost(tmp_path: Path) -> None:
     lines = (tmp_path / "journal.spare").read_bytes().split(b"\n")
     wrong = next(n for n, line in enumerate(lines) if opened[5].id.encode() in line)
     lines[wrong] = lines[wrong][:40] + b"\xff\x00" + lines[wrong][60:]
-    (tmp_path / "journal.spare").write_bytes(b"\n".join([*lines, b'{"try": 3}', b"[]", b'{"tr']))
+    (tmp_path / "journal.spare").write_bytes(
+        b"\n".join([*lines, b'{"attempt": 3}', b"[]", b'{"tr'])
+    )
 
     with closing(Journal(tmp_path)) as journal:
-        assert [r.id for r in journal.all_open_tries()] == [
+        assert [r.id for r in journal.all_open_attempts()] == [
             r.id for r in opened if r.id != opened[5].id
         ]
 
@@ -484,7 +490,7 @@ def test_damaged_file_without_a_spare_is_told(tmp_path: Path, damage: str) -> No
 
 
 def test_full_disk_is_told(journal: Journal) -> None:
-    record = new_try(journal)
+    record = new_attempt(journal)
     pages = journal.db.execute("PRAGMA page_count").fetchone()[0]
     journal.db.execute(f"PRAGMA max_page_count = {pages}")
     files = [FileRecord(f"{n}", n, "x" * 64) for n in range(10_000)]
@@ -505,7 +511,7 @@ def test_history_of_a_journal_that_is_just_being_made(tmp_path: Path) -> None:
         assert read_history(tmp_path) == []
 
 
-def test_cost_of_a_try_does_not_grow(journal: Journal) -> None:
+def test_cost_of_a_attempt_does_not_grow(journal: Journal) -> None:
     steps = []
     for _ in range(3):
         count = [0]
@@ -515,10 +521,10 @@ def test_cost_of_a_try_does_not_grow(journal: Journal) -> None:
 
         journal.db.set_progress_handler(tick, 100)
         for n in range(BUCKET_SIZE):
-            record = new_try(journal, str(n))
-            for state in TryState:
+            record = new_attempt(journal, str(n))
+            for state in AttemptState:
                 advance(journal, record.id, state)
-            journal.open_tries(str(n))
+            journal.open_attempts(str(n))
         steps.append(count[0])
     journal.db.set_progress_handler(None, 0)
     assert steps[2] < 1.3 * steps[0], steps
@@ -529,7 +535,7 @@ def test_a_job_goes_on_from_the_checkpoint_of_its_last_segment(tmp_path: Path) -
         journal.set_site("hpc1", "https://x", "/w", "p")
 
         def new(follows: str = "") -> str:
-            return journal.new_try(
+            return journal.new_attempt(
                 site="hpc1", job="a", rule="r", name="r", fingerprint="f", follows=follows
             ).id
 
@@ -550,7 +556,7 @@ def test_a_job_goes_on_from_the_checkpoint_of_its_last_segment(tmp_path: Path) -
         assert [file.size for file in journal.segments.checkpoint(second)] == [2]
         third = new(second)
         assert [record.id for record in journal.segments.waiting_after(first)] == [second, third]
-        again = journal.tries([third])[0]
+        again = journal.attempts([third])[0]
         assert not journal.segments.was_followed(again)
         new(second)
         assert journal.segments.was_followed(again)
@@ -583,7 +589,7 @@ def spares() -> tuple[bytes, bytes]:
         journal.set_site("hpc1", "url", "/ws", "p", "")
         journal.take_number("p", 7)
         for name in ("one", "two"):
-            journal.submitting(new_try(journal, name).id, "batch")
+            journal.submitting(new_attempt(journal, name).id, "batch")
         return (Path(place) / "journal.spare").read_bytes(), journal.spare_of("p")
 
 
@@ -605,21 +611,21 @@ def test_a_damaged_line_of_a_spare_is_left_out_and_told(data: st.DataObject, own
             (Path(directory) / "journal.spare").write_bytes(content)
         with closing(Journal(Path(directory))) as journal:
             said = journal.remark if own else journal.catch_up("p", content)
-            records = journal.all_open_tries()
+            records = journal.all_open_attempts()
             told = "1 line of the spare cannot be read" in said or (own and not said)
             assert len(records) == 2 or told or not changed[1]
             assert not [record for record in records if [*record.makers, *record.log_files]]
             assert journal.sites().keys() <= {"hpc1"}
-            journal.submitting(new_try(journal).id, "batch")
+            journal.submitting(new_attempt(journal).id, "batch")
 
 
 @pytest.mark.parametrize(
     "odd",
     [{"after": []}, {"logs": "[1"}, {"created": "now"}, {"members": {"job": 1}}],
 )
-def test_a_damaged_identity_in_a_claim_names_no_try(
+def test_a_damaged_identity_in_a_claim_names_no_attempt(
     journal: Journal, odd: Mapping[str, object]
 ) -> None:
-    line = encode_identity(new_try(journal), {"job": "name"})
+    line = encode_identity(new_attempt(journal), {"job": "name"})
     assert decode_identity(line)
     assert decode_identity(json.dumps(json.loads(line) | odd)) is None

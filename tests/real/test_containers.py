@@ -20,7 +20,7 @@ pytestmark = pytest.mark.software("Slurm")
 
 
 def submit(spec: JobSpec, trial: Trial, cluster: slurm.Slurm, *options: str) -> int:
-    script = trial.start_folder / f"{spec.paths.try_id}.sh"
+    script = trial.start_folder / f"{spec.paths.attempt_id}.sh"
     script.write_bytes(render_script(spec).text.encode())
     output = f"--output={trial.start_folder}/out"
     said = cluster.run("sbatch", "--parsable", output, "--time=5", *options, str(script))
@@ -31,9 +31,9 @@ def ended(spec: JobSpec, trial: Trial) -> tuple[str, str]:
     codes: list[int] = []
 
     def look() -> bool:
-        # Other files of the try begin with its id, too.
-        markers = [parse_marker_name(path.name) for path in trial.tries.iterdir()]
-        codes[:] = [one[1] for one in markers if one and one[0] == spec.paths.try_id]
+        # Other files of the attempt begin with its id, too.
+        markers = [parse_marker_name(path.name) for path in trial.attempts.iterdir()]
+        codes[:] = [one[1] for one in markers if one and one[0] == spec.paths.attempt_id]
         return bool(codes)
 
     until(look, "the job has ended")

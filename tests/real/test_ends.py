@@ -69,8 +69,8 @@ def test_each_is_reported_with_its_reason(project: Project, outside: Path, centr
         return (outside / rule).exists
 
     def waits() -> list[str]:
-        tries = [each for each in project.tries if each.rule == "waiting"]
-        return centre.queued(job for each in tries for job in each.site_jobs)
+        attempts = [each for each in project.attempts if each.rule == "waiting"]
+        return centre.queued(job for each in attempts for job in each.site_jobs)
 
     until(begun("killed"), "a job that is killed")
     kill_all(int((outside / "killed").read_text()))
@@ -83,7 +83,7 @@ def test_each_is_reported_with_its_reason(project: Project, outside: Path, centr
     (outside / "through").touch()
     said = running.end().failed()
 
-    reasons = {each.rule: each.reason for each in project.tries if each.rule != "node"}
+    reasons = {each.rule: each.reason for each in project.attempts if each.rule != "node"}
     assert reasons == {
         "memory": "out_of_memory",
         "time": "time_limit",
@@ -97,7 +97,7 @@ def test_each_is_reported_with_its_reason(project: Project, outside: Path, centr
         "The node failed, not the job",
     )  # fmt: skip
     assert not project.exists("memory.txt")
-    *failed, last = (each for each in project.tries if each.rule == "node")
+    *failed, last = (each for each in project.attempts if each.rule == "node")
     assert {each.reason for each in failed} == {"node_failure"}, said
     assert last.outcome == "succeeded", said
     assert project.exists("node.txt")
@@ -145,7 +145,7 @@ def test_why_a_job_cannot_start_is_reported(project: Project) -> None:
     shown = smk_mantik(project, "jobs").ok().output
     said = running.interrupt().output
 
-    never, waits = (next(t for t in project.tries if t.rule == r) for r in ("never", "waits"))
+    never, waits = (next(t for t in project.attempts if t.rule == r) for r in ("never", "waits"))
     assert (never.reason, never.waits) == ("rejected", "QOSMaxWallDurationPerJobLimit"), said
     assert (waits.outcome, waits.waits) == ("cancelled", "PartitionDown"), said
     tells(shown, "cannot start: PartitionDown", f"waiting: {DOWN} (nodes that it needs are down")
@@ -170,4 +170,4 @@ def test_what_a_queue_does_not_list_is_refused_before(
         "Snakefile", f"rule one:\n    output: 'a'\n    resources: {resource}\n    shell: 'touch a'"
     )
     tells(project.run().failed(), told, "nothing submitted")
-    assert project.tries == []
+    assert project.attempts == []

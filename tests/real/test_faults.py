@@ -107,8 +107,8 @@ def _servers(
         cells: list[Cell] = []
 
         def alive() -> list[Any]:
-            tries = cells[0].project.tries
-            return centre.queued(job for each in tries for job in each.site_jobs)
+            attempts = cells[0].project.attempts
+            return centre.queued(job for each in attempts for job in each.site_jobs)
 
         with (
             open_directory() as outside,

@@ -154,7 +154,7 @@ class TestWorkflows:
         )
         said = at_firecrest.run().failed()
         tells(said, "exit code 3")
-        (record,) = at_firecrest.tries
+        (record,) = at_firecrest.attempts
         log = (at_firecrest.directory / record.log).read_bytes()
         assert b"it begins" in log
         assert len(log) > 6_000_000
@@ -205,7 +205,7 @@ class TestChecks:
         )
         said = at_firecrest.run("bad").failed()
         tells(said, "nothing submitted", "bad: you have no account 'nobody' there, only")
-        assert not at_firecrest.tries
+        assert not at_firecrest.attempts
 
     def test_known_account_of_a_rule_in_capital_letters(self, at_firecrest: Project) -> None:
         account = ACCOUNTS[1].upper()

@@ -99,9 +99,11 @@ def test_two_servers_share_files_and_contents(
         found = Path(workspace_below(str(workspace)), "large.bin").stat().st_ino
         assert inode in (None, found), "it was sent again"
         inode = found
-    made = {record.rule: record.site for record in project.tries if record.rule in ("make", "read")}
+    made = {
+        record.rule: record.site for record in project.attempts if record.rule in ("make", "read")
+    }
     assert made == {"make": names[0], "read": names[1]}
     assert project.read("made.txt") in project.read("size.txt"), "what the other site has made"
-    assert {record.outcome for record in project.tries} == {"succeeded"}
-    assert len({record.place for record in project.tries}) == 1
-    assert len(project.tries) == 8
+    assert {record.outcome for record in project.attempts} == {"succeeded"}
+    assert len({record.place for record in project.attempts}) == 1
+    assert len(project.attempts) == 8

@@ -89,4 +89,4 @@ def test_killed(server: Server, project: Project, submitted: int) -> None:
     said = running.end(LONG_S).ok().output
 
     assert Counter(project.lines("ran")) == Counter(map(str, range(JOBS))), said
-    assert [record.outcome for record in project.tries] == ["succeeded"] * JOBS, said
+    assert [record.outcome for record in project.attempts] == ["succeeded"] * JOBS, said

@@ -105,7 +105,7 @@ def test_a_journal_that_knows_too_little_doubles_nothing(project: Project, outsi
     shutil.rmtree(state)
     shutil.copytree(project.directory.parent / "backup", state)
     running = project.start(*AGAIN)
-    until(lambda: "slow" in {record.rule for record in project.tries}, "what the place knows")
+    until(lambda: "slow" in {record.rule for record in project.attempts}, "what the place knows")
     running.kill()
 
     # A power cut leaves an empty file.

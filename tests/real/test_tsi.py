@@ -54,7 +54,7 @@ class TestRevoked:
         said = running.interrupt().output
 
         assert set(project.lines("ended")) == {"0", "1"}, said
-        assert {record.outcome for record in project.tries} == {"cancelled"}, said
+        assert {record.outcome for record in project.attempts} == {"cancelled"}, said
         assert "has not answered" not in said
         project.go()
         project.run("--nolock", "--rerun-incomplete").ok()
@@ -114,7 +114,7 @@ class TestAway:
 
 
 def given_up(server: UnicoreX, project: Project) -> int:
-    ids = [job for record in project.tries for job in record.site_jobs]
+    ids = [job for record in project.attempts for job in record.site_jobs]
     return sum(server.status(job) == "FAILED" for job in ids)
 
 

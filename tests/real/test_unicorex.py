@@ -98,7 +98,7 @@ def test_many_jobs(at: Make, crowded: UnicoreX, tmp_path: Path) -> None:
     assert each_once(seen, 500), said
     made = {path.stem: path.read_text() for path in (project.directory / "out").iterdir()}
     assert made == {str(n): f"{n}\n" for n in range(500)}
-    left = [job for each in project.tries for job in each.site_jobs if crowded.status(job)]
+    left = [job for each in project.attempts for job in each.site_jobs if crowded.status(job)]
     assert left == [], "records of jobs that have ended go"
 
 
@@ -123,7 +123,7 @@ class TestForgotten:
     def test_removed_while_it_runs(self, at: Make, unicorex: UnicoreX, tmp_path: Path) -> None:
         project, seen, go = at(unicorex), tmp_path / "seen", tmp_path / "go"
         running = self.start(project, seen, go)
-        ((job,),) = (each.site_jobs for each in project.tries)
+        ((job,),) = (each.site_jobs for each in project.attempts)
         assert unicorex.ask(f"jobs/{job}", method="DELETE").status_code == 204
         assert not unicorex.status(job)
         go.touch()
@@ -136,7 +136,7 @@ class TestForgotten:
     def test_expired_while_nobody_looks(self, at: Make, unicorex: UnicoreX, tmp_path: Path) -> None:
         project, seen, go = at(unicorex), tmp_path / "seen", tmp_path / "go"
         self.start(project, seen, go).kill()
-        ((job,),) = (each.site_jobs for each in project.tries)
+        ((job,),) = (each.site_jobs for each in project.attempts)
         go.touch()
         until(lambda: unicorex.status(job) == "SUCCESSFUL", "the job's end")
         expire(unicorex, job)

@@ -82,7 +82,7 @@ def test_the_site_is_not_asked_without_need(home: Path) -> None:
 
 def test_our_own_directory_is_nobody_elses(home: Path) -> None:
     places = JobPaths(home / "run", lambda: "/w")
-    for path in (".mantik", "in/../.mantik/up/1/x", f"{home}/run/.mantik/tries/1"):
+    for path in (".mantik", "in/../.mantik/up/1/x", f"{home}/run/.mantik/attempts/1"):
         with pytest.raises(UserError, match=r"\.mantik"):
             places.place(path)
     assert places.place(".mantik.txt") == ".mantik.txt"

@@ -1,4 +1,4 @@
-"""Resources that grow after tries that failed for want of them."""
+"""Resources that grow after attempts that failed for want of them."""
 
 from contextlib import closing
 from pathlib import Path
@@ -22,10 +22,12 @@ def _workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failed(*reasons: str, name: str = "train sample=a b, part=1") -> None:
-    """Write tries of a job into the journal; `succeeded` is one that did not fail."""
+    """Write attempts of a job into the journal; `succeeded` is one that did not fail."""
     with closing(Journal(STATE)) as journal:
         for reason in reasons:
-            record = journal.new_try(site="hpc1", job="j", rule="train", name=name, fingerprint="f")
+            record = journal.new_attempt(
+                site="hpc1", job="j", rule="train", name=name, fingerprint="f"
+            )
             outcome, why = ("failed: x", reason) if reason != "succeeded" else (reason, "")
             journal.ended(record.id, outcome, waited=None, ran=None, log="", reason=why)
             journal.done(record.id)

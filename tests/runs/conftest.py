@@ -125,7 +125,7 @@ class Runs:
     def _is_started(self, run_id: str) -> bool:
         here = self.directory(run_id)
         assert here.end is None, self.log(run_id)
-        noted = any(record.site_jobs for record in here.tries)
+        noted = any(record.site_jobs for record in here.attempts)
         return noted and (self.workspace(run_id) / "started").exists()
 
     def let_go(self, run_id: str) -> None:

@@ -235,7 +235,7 @@ def test_why_a_job_cannot_start_is_listed_until_it_is_over(
 ) -> None:
     monkeypatch.setattr(RunDirectory, "gone", False)
     with closing(Journal(run.workdir / STATE)) as journal:
-        sent = journal.new_try(site="alps", job="j", rule="main", name="main", fingerprint="f")
+        sent = journal.new_attempt(site="alps", job="j", rule="main", name="main", fingerprint="f")
         journal.submitting(sent.id, "batch")
         journal.waiting(sent.id, "PartitionDown")
         assert listed() == [("SCHEDULED", "cannot start: PartitionDown")]
@@ -260,7 +260,7 @@ def test_each_job_of_a_run_is_shown() -> None:
 
 def test_a_job_that_may_run_is_no_end(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Journal(run.workdir / STATE)) as journal:
-        sent = journal.new_try(site="alps", job="j", rule="main", name="main", fingerprint="f")
+        sent = journal.new_attempt(site="alps", job="j", rule="main", name="main", fingerprint="f")
         journal.submitting(sent.id, "batch")
     assert controller.start_controller(run)
     controller.wait_for_controller(run)

@@ -99,7 +99,7 @@ def test_a_run_goes_on_past_its_walltime(runs: Runs) -> None:
     tells(shown, "    segment 1 of 5, ", "goes on (asked)", "    segment 3 of 5, ", "succeeded")
     tells(runs.notify("logs", run_id).ok().output, "part 2")
     (row,) = runs.json("list")
-    ran = [record.ran for record in runs.directory(run_id).tries if record.ran is not None]
+    ran = [record.ran for record in runs.directory(run_id).attempts if record.ran is not None]
     assert len(ran) == 3
     assert row["ran"] == pytest.approx(sum(ran))
     # Another one keeps that.
@@ -129,7 +129,7 @@ def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.Mo
     runs.let_go(run_id)
     run = runs.over(run_id)
     assert run.info.status == "FINISHED", runs.log(run_id)
-    (tried,) = runs.directory(run_id).tries
+    (tried,) = runs.directory(run_id).attempts
     assert tried.outcome == "succeeded"
     assert run.data.tags["mantik.attempt_id"] == tried.id
 
@@ -150,7 +150,7 @@ def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.Mo
     assert run.info.status == "FINISHED", runs.log(other)
     assert run.data.tags["who"] == "cron"
     assert run.data.tags["mantik.account"] == OTHER_ACCOUNT
-    assert len(runs.directory(other).tries) == 1
+    assert len(runs.directory(other).attempts) == 1
 
 
 @pytest.mark.nightly
@@ -159,14 +159,14 @@ def test_cancelled_with_and_without_a_controller(runs: Runs) -> None:
     runs.started(run_id)
     tells(runs.notify("cancel", run_id).ok().output, "KILLED")
     assert runs.over(run_id).info.status == "KILLED"
-    assert [t.outcome for t in runs.directory(run_id).tries] == ["cancelled"]
+    assert [t.outcome for t in runs.directory(run_id).attempts] == ["cancelled"]
 
     other = runs.json("rerun", run_id, "--name", "other")["run_id"]
     runs.started(other)
     runs.kill(other)
     said = runs.notify("cancel", "other").ok().output
     assert runs.over(other).info.status == "KILLED", said
-    assert [t.outcome for t in runs.directory(other).tries] == ["cancelled"]
+    assert [t.outcome for t in runs.directory(other).attempts] == ["cancelled"]
     assert runs.directory(other).end is not None
 
 

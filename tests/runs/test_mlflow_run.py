@@ -40,7 +40,7 @@ def test_submitted_and_left(runs: Runs) -> None:
     assert run.data.params == {"alpha": "3", "data": "data.csv"}
     assert run.data.tags["mlflow.project.backend"] == "mantik"
     assert run.data.tags["mantik.site"] == "hpc1"
-    (tried,) = runs.directory(run.info.run_id).tries
+    (tried,) = runs.directory(run.info.run_id).attempts
     assert tried.outcome == "succeeded"
     assert runs.json("show", "third")["request"]["account"] == "sandbox"
     # The folder that it was submitted from is as it was.
@@ -64,7 +64,7 @@ def test_waited_for_and_interrupted(runs: Runs) -> None:
     # It has had its name from the start.
     assert (run.info.run_name, runs.directory(directory.name).request.name) == ("second", "second")
     assert run.info.status == "KILLED", said + runs.log(directory.name)
-    (tried,) = runs.directory(directory.name).tries
+    (tried,) = runs.directory(directory.name).attempts
     assert tried.outcome == "cancelled"
 
 

@@ -54,7 +54,7 @@ def error_of(case: Case) -> SiteError:
     return error
 
 
-DIRECTORY = f"/scratch/mantik/{'w' * 200}/.mantik/tries/1/c9a0"
+DIRECTORY = f"/scratch/mantik/{'w' * 200}/.mantik/attempts/1/c9a0"
 
 
 def of_mkdir(cause: str) -> str:

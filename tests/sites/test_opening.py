@@ -244,7 +244,7 @@ async def opened(site: Site) -> Path:
     """The workspace, after a file was put into it and a directory made."""
     async with in_use(site):
         facts = await site.open()
-        await site.make_directory(".mantik/tries/1")
+        await site.make_directory(".mantik/attempts/1")
         await site.make_directory(".mantik/open")
         for _ in range(2):  # also one that is there, and open
             await site.make_directory(".mantik/open", private=True)

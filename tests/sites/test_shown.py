@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
     plain_request,
 )
 from snakemake_executor_plugin_mantik.engine.plan import Planner, make_submission
-from snakemake_executor_plugin_mantik.jobs.paths import TryPaths, workspace_below
+from snakemake_executor_plugin_mantik.jobs.paths import AttemptPaths, workspace_below
 from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
@@ -56,7 +56,7 @@ def shown(config: BackendConfig) -> Preview:
 def submission(config: BackendConfig, workspace: str) -> Submission:
     """The same job as a run would have it, put together without the preview."""
     spec = JobSpec(
-        paths=TryPaths(0, TRY),
+        paths=AttemptPaths(0, TRY),
         workspace=workspace,
         name="render",
         command=COMMAND,

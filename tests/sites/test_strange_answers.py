@@ -1,7 +1,7 @@
 """Answers of real shape with strange contents: whatever a server says, there is an error for it.
 
 A proxy between the client and the sandbox changes some values of the JSON that comes back.
-`MANTIK_STRANGE_SEEDS=700-899` tries others.
+`MANTIK_STRANGE_SEEDS=700-899` attempts others.
 """
 
 import asyncio

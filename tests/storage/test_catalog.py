@@ -115,12 +115,12 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("used", ["d", "d/a", "d/b", "."])
-def test_what_an_open_try_uses_is_no_output_any_more_but_stays(
+def test_what_an_open_attempt_uses_is_no_output_any_more_but_stays(
     tmp_path: Path, removed: list[str], used: str
 ) -> None:
     with closing(Journal(tmp_path / STATE)) as journal:
         journal.set_site("sim", "url", "/ws", "place")
-        record = journal.new_try(site="sim", job="j", rule="j", name="count", fingerprint="")
+        record = journal.new_attempt(site="sim", job="j", rule="j", name="count", fingerprint="")
         journal.uses.begin(record.id, "place", [used])
         journal.submitting(record.id, "batch")
         journal.files.set_remote_files("place", [FILE])

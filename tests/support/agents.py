@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from snakemake_executor_plugin_mantik.jobs.packs import read_tar
-from snakemake_executor_plugin_mantik.jobs.paths import TRIES, parse_marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import ATTEMPTS, parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.pools import MARGIN_S, job_id
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import Phase
@@ -163,9 +163,9 @@ class Agent:
                 continue
             code = one.start.code
             marks = {
-                path.removeprefix(f"{TRIES}/"): content
+                path.removeprefix(f"{ATTEMPTS}/"): content
                 for path, content in self._world.files.items()
-                if path.startswith(f"{TRIES}/{one.bucket}/{tag}.")
+                if path.startswith(f"{ATTEMPTS}/{one.bucket}/{tag}.")
                 and parse_marker_name(path.rpartition("/")[2])
             }
             self._step()
@@ -235,7 +235,7 @@ class Agent:
         done |= {
             path.rpartition("/")[2].partition(".")[0]
             for path in self._world.files
-            if path.startswith(f"{TRIES}/") and parse_marker_name(path.rpartition("/")[2])
+            if path.startswith(f"{ATTEMPTS}/") and parse_marker_name(path.rpartition("/")[2])
         }
         for name in self._names(r"behind\..*"):
             line = (self._world.files[f"{self.directory}/{name}"] or b"").split(b"\n")[1].decode()

@@ -16,7 +16,12 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
+from snakemake_executor_plugin_mantik.journal import (
+    AttemptRecord,
+    AttemptState,
+    Journal,
+    read_history,
+)
 from tests.support.simulated import SimulatedPlanner, SimulatedSite, World
 from tests.support.virtualtime import VirtualLoop
 
@@ -88,7 +93,7 @@ class Controller:
         self.work = SiteRunner(self.site, facts, planner, self.place, places)
         return self.work
 
-    async def _give_up(self, records: Sequence[TryRecord]) -> None:
+    async def _give_up(self, records: Sequence[AttemptRecord]) -> None:
         await self.work.canceller.give_up(records)
 
     async def job(self, asked: JobRequest) -> Outcome:
@@ -98,7 +103,7 @@ class Controller:
                 continue
             (self.workdir / output.path).unlink(missing_ok=True)
         outcome = await self.work.run(asked)
-        if outcome.try_id:
+        if outcome.attempt_id:
             await self.work.commit(outcome, asked)
         return outcome
 
@@ -173,6 +178,6 @@ def run_one(workdir: Path, world: World, **values: object) -> Outcome:
     return simulate(workdir, world, lambda controller: controller.job(job))
 
 
-def states(workdir: Path) -> list[TryState]:
-    """The states of all tries that the journal knows."""
+def states(workdir: Path) -> list[AttemptState]:
+    """The states of all attempts that the journal knows."""
     return [record.state for record in read_history(workdir / ".snakemake/mantik")]

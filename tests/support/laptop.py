@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, Journal
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.pools import with_pools
 from snakemake_executor_plugin_mantik.staging.sources import Sources
@@ -31,20 +31,20 @@ WRITES = frozenset({"write", "write_bytes", "unpack", "settle", "_begin"})
 
 
 CHECKS = """
-CREATE TEMP TRIGGER changed BEFORE UPDATE ON tries BEGIN
-    SELECT RAISE(ABORT, 'a try went back')
+CREATE TEMP TRIGGER changed BEFORE UPDATE ON attempts BEGIN
+    SELECT RAISE(ABORT, 'an attempt went back')
         WHERE instr(:order, OLD.state) > instr(:order, NEW.state);
-    SELECT RAISE(ABORT, 'a try that is over changed its state')
+    SELECT RAISE(ABORT, 'an attempt that is over changed its state')
         WHERE OLD.state IN ('done', 'abandoned') AND NEW.state <> OLD.state;
-    SELECT RAISE(ABORT, 'a try that is not submitted has ended')
+    SELECT RAISE(ABORT, 'an attempt that is not submitted has ended')
         WHERE NEW.state = 'ended' AND OLD.state NOT IN ('submitting', 'submitted', 'ended');
-    SELECT RAISE(ABORT, 'a try is done that has not ended')
+    SELECT RAISE(ABORT, 'an attempt is done that has not ended')
         WHERE NEW.state = 'done' AND OLD.state NOT IN ('ended', 'done');
-    SELECT RAISE(ABORT, 'a try ended in no way')
+    SELECT RAISE(ABORT, 'an attempt ended in no way')
         WHERE NEW.state IN ('ended', 'abandoned') AND NEW.outcome = '';
 END;
 CREATE TEMP TRIGGER logged BEFORE INSERT ON events WHEN NEW.kind = 'ended' BEGIN
-    SELECT RAISE(ABORT, 'a try ended twice') WHERE 'ended' = (SELECT kind FROM events
+    SELECT RAISE(ABORT, 'an attempt ended twice') WHERE 'ended' = (SELECT kind FROM events
         WHERE subject = NEW.subject AND kind IN ('tracked', 'ended') ORDER BY seq DESC LIMIT 1);
 END;
 """.replace(":order", "' planned submitting submitted ended done abandoned'")
@@ -97,7 +97,7 @@ class InPlace(Engine):
     async def committed(self, outcome: Outcome, *, taken: bool = True) -> None:
         await self._commit(outcome, taken)
 
-    async def cancelled(self, wait_s: float) -> list[TryRecord]:
+    async def cancelled(self, wait_s: float) -> list[AttemptRecord]:
         return await self._cancel(wait_s)
 
     async def closed(self, *, tidy: bool) -> None:

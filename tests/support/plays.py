@@ -29,16 +29,16 @@ from snakemake_executor_plugin_mantik.engine.core import AT_ONCE_S, CLOSE_WAIT_S
 from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.place import make_retry
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, _digest
-from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
+from snakemake_executor_plugin_mantik.jobs.paths import ATTEMPTS, PLACE
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import (
+    AttemptRecord,
+    AttemptState,
     Journal,
     StoredOutput,
     StoredOutputs,
-    TryRecord,
-    TryState,
     read_history,
     read_stored,
 )
@@ -51,7 +51,7 @@ from tests.support.world import PayloadRun, World, result
 
 UNWELL, SESSIONS = 8, 16
 """How many runs there are in which things may happen, and at most in all."""
-ATTEMPTS = 3
+REPEATS = 3
 WALLTIME_MIN = 170
 """Minutes that a job of a pool requests."""
 LOST_S = 100 * DAY_S
@@ -362,7 +362,7 @@ class Play:
             tags = {record.id for record in known}
             for job in [job for job in world.jobs.values() if job.tag in tags]:
                 world.forget(job.id)
-            gone = {record.paths.tries for record in known}
+            gone = {record.paths.attempts for record in known}
             for path in gone | {o.path for o in self._leases(world) if o.workflow == workflow}:
                 world.remove(path)
 
@@ -421,16 +421,16 @@ class Play:
                     shutil.copy(path, self._state)
         self.schedule.happened["journals lost or put back"] += 1
 
-    def _journal(self) -> Sequence[TryRecord]:
+    def _journal(self) -> Sequence[AttemptRecord]:
         there = (self._state / "journal.sqlite").exists()
         return read_history(self._state) if there else ()
 
     def _note_outdated(self) -> None:
-        """What was made of a try's outputs is not wanted if that try is not, after all."""
+        """What was made of an attempt's outputs is not wanted if that attempt is not, after all."""
         self._outdated |= {
             record.id
             for record in self._journal()
-            if record.state is TryState.ABANDONED
+            if record.state is AttemptState.ABANDONED
             and (record.after or record.name in self._read_temporary)
         }
 
@@ -485,12 +485,14 @@ class Play:
 
     # Snakemake
 
-    def _named(self, job: Job, try_id: str) -> bytes:
-        """What a try has to make: of the contents that its fingerprint names."""
-        [record] = [r for r in read_history(self.workdir / ".snakemake/mantik") if r.id == try_id]
+    def _named(self, job: Job, attempt_id: str) -> bytes:
+        """What an attempt has to make: of the contents that its fingerprint names."""
+        [record] = [
+            r for r in read_history(self.workdir / ".snakemake/mantik") if r.id == attempt_id
+        ]
         made_of = json.loads(record.made_of)["made_of"]
         made_by = {
-            _digest(name_of_maker(run.try_id)): content
+            _digest(name_of_maker(run.attempt_id)): content
             for run in self._runs()
             for content in run.made.values()
         }
@@ -572,7 +574,7 @@ class Play:
     def _behind_unwanted(self) -> set[str]:
         """The jobs that read what Snakemake once did not take."""
         unwanted = {
-            path for run in self._runs() if run.try_id in self._unwanted for path in run.made
+            path for run in self._runs() if run.attempt_id in self._unwanted for path in run.made
         }
         return {job.request.name for job in self.jobs if unwanted & set(job.request.inputs)}
 
@@ -616,10 +618,10 @@ class Play:
             # Jobs that another controller has sent, or a lost journal, may still run.
             if self.schedule.healed and not self.refused:
                 raise
-            if "remove .mantik/tries" in str(error) and self.schedule.healed:
+            if "remove .mantik/attempts" in str(error) and self.schedule.healed:
                 self._pass(self.now + 2 * DAY_S)
                 for world in self.worlds.values():
-                    world.remove(TRIES)
+                    world.remove(ATTEMPTS)
             await session.engine.closed(tidy=False)
             return
         took_over = any("another controller has led there" in line for line in session.said)
@@ -671,10 +673,10 @@ class Play:
             if record.id not in left and "purges" not in self.schedule.kinds:
                 self._settle(record.id)
 
-    def _wanted(self, session: Session) -> list[TryRecord]:
-        """The open tries of the jobs that this run has begun."""
+    def _wanted(self, session: Session) -> list[AttemptRecord]:
+        """The open attempts of the jobs that this run has begun."""
         begun = [request.job for request in session.engine._requests.values()]
-        return session.journal.open_tries(*begun)
+        return session.journal.open_attempts(*begun)
 
     async def _job(self, session: Session, job: Job, ended: Ended) -> None:
         well = [await asyncio.shield(ended[need]) for need in job.needs]
@@ -702,7 +704,7 @@ class Play:
         return replace(job.request, patience_s=self.schedule.patience_s if impatient else None)
 
     async def _attempts(self, session: Session, job: Job) -> bool:
-        for _ in range(ATTEMPTS):
+        for _ in range(REPEATS):
             if job.stays:
                 session.journal.files.lose([job.output])
             (self.workdir / job.output).unlink(missing_ok=True)
@@ -723,9 +725,9 @@ class Play:
                 await session.engine.committed(outcome)
                 continue
             self._check_success(job, outcome)
-            if outcome.try_id in self._unwanted or self.schedule.has("unwanted", 0.3):
-                self._unwanted.add(outcome.try_id)  # a killed run may not have recorded it
-                self._excuse(outcome.try_id)
+            if outcome.attempt_id in self._unwanted or self.schedule.has("unwanted", 0.3):
+                self._unwanted.add(outcome.attempt_id)  # a killed run may not have recorded it
+                self._excuse(outcome.attempt_id)
                 self._going.pop(job.number)
                 if job.stays:
                     self._discard(session, job, outcome)
@@ -751,29 +753,29 @@ class Play:
         runs = [run for world in worlds.values() for run in world.runs]
         return sorted(runs, key=lambda run: run.begun)
 
-    def _excuses(self, try_id: str) -> set[str]:
-        return {e for w in self.worlds.values() for e in w.excuses.get(try_id, ())}
+    def _excuses(self, attempt_id: str) -> set[str]:
+        return {e for w in self.worlds.values() for e in w.excuses.get(attempt_id, ())}
 
-    def _excuse(self, try_id: str) -> None:
+    def _excuse(self, attempt_id: str) -> None:
         for world in self.worlds.values():
-            world.excuses[try_id].add(Reason.OUTPUTS)
+            world.excuses[attempt_id].add(Reason.OUTPUTS)
 
-    def _settle(self, try_id: str) -> None:
-        """The user was told that a try is over."""
-        self._settled[try_id] = self.now
-        going = [r for r in self._runs() if r.try_id == try_id and r.ended is None]
+    def _settle(self, attempt_id: str) -> None:
+        """The user was told that an attempt is over."""
+        self._settled[attempt_id] = self.now
+        going = [r for r in self._runs() if r.attempt_id == attempt_id and r.ended is None]
         assert not going, f"misreported: it is over, but it runs: {going}"
 
     def _check_success(self, job: Job, outcome: Outcome) -> None:
-        told = outcome.try_id in self._settled
-        self._settle(outcome.try_id)
-        runs = [run for run in self._runs() if run.try_id == outcome.try_id]
+        told = outcome.attempt_id in self._settled
+        self._settle(outcome.attempt_id)
+        runs = [run for run in self._runs() if run.attempt_id == outcome.attempt_id]
         assert runs, f"misreported: {job} has never run"
         assert runs[-1].how == "exit 0", f"misreported: {job} succeeded: {runs}"
         # Without claims, which the centre has removed, nothing holds a second start back; and what
         # a controller does not know to be over, it sends again.
         # Nor does an older journal know that it was over, and Snakemake asks for the job again.
-        given_up = outcome.try_id in self._unwanted | self._outdated
+        given_up = outcome.attempt_id in self._unwanted | self._outdated
         needed_again = given_up or job.temporary or told
         again = "journals" in self.schedule.kinds and needed_again
         again = again or bool(self.schedule.kinds & {"purges", "copies"})
@@ -782,12 +784,12 @@ class Play:
         makers = [self.jobs[need - self.first] for need in job.needs]
         moved = sum(maker.stays and self.worlds[maker.site] is not here for maker in makers)
         self.schedule.happened["outputs that moved between places"] += moved
-        named = self._named(job, outcome.try_id)
+        named = self._named(job, outcome.attempt_id)
         assert [output.path for output in outcome.stored] == [job.output] * job.stays
         found = self._content(job)
         if job.stays:
             self.schedule.happened["outputs that stayed"] += 1
-            removed = self.schedule.kinds & SWEPT or outcome.try_id in self._unwanted
+            removed = self.schedule.kinds & SWEPT or outcome.attempt_id in self._unwanted
             assert found is not None or removed, f"{job} is not there"
             found = named if found is None else found
         assert found is not None
@@ -798,10 +800,10 @@ class Play:
 
     def _check_failure(self, job: Job, outcome: Outcome) -> None:
         self.failures.append(f"{self.now:.0f} {job.request.name}: {outcome.message}")
-        if outcome.try_id:
-            again = outcome.try_id in self._settled  # which an older journal does not know
-            self._settle(outcome.try_id)
-            excuses = self._excuses(outcome.try_id)
+        if outcome.attempt_id:
+            again = outcome.attempt_id in self._settled  # which an older journal does not know
+            self._settle(outcome.attempt_id)
+            excuses = self._excuses(outcome.attempt_id)
             untold = {Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.ALLOCATION_ENDED}
             # A sweep of a pool's directory takes what its agent says of the end.
             silent = UNTOLD | SWEPT if job.pooled else UNTOLD
@@ -813,7 +815,7 @@ class Play:
                 excuses.add(Reason.OUTPUTS)
             if "odd" in self.schedule.kinds and "marker could not be read" in outcome.message:
                 excuses.add(Reason.OUTPUTS)  # only its name says how the job ended
-            lacks = any(world.lacks_marker(outcome.try_id) for world in self.worlds.values())
+            lacks = any(world.lacks_marker(outcome.attempt_id) for world in self.worlds.values())
             if lacks and self.schedule.kinds & {"copies", "journals"}:
                 # Another controller, or a run that the journal has forgotten, has removed it.
                 excuses.add(Reason.EXIT_CODE)
@@ -864,7 +866,7 @@ class Play:
             return
         for before, step in itertools.pairwise(steps):
             assert step in (1, before + 1), f"a step was lost or doubled: {runs}"
-        excused = any(self._excuses(run.try_id) for run in runs)
+        excused = any(self._excuses(run.attempt_id) for run in runs)
         if not (excused or again) and not self.schedule.kinds & {
             "purges",
             "changes",
@@ -875,7 +877,7 @@ class Play:
 
     def _check_runs(self) -> None:
         self._note_outdated()
-        # The journal may not know any more that a try was over whose output is needed again.
+        # The journal may not know any more that an attempt was over whose output is needed again.
         forgotten = "power" in self.schedule.kinds and bool(self.schedule.kinds & SWEPT)
         # Nor does an older journal; and what stays may be made again that no spare knows yet.
         mislaid = "journals" in self.schedule.kinds
@@ -896,8 +898,8 @@ class Play:
                 continue  # what one of them has done, another one does for itself
             wanted = [
                 r for r in runs
-                if r.how == "exit 0" and not self._excuses(r.try_id)
-                and r.try_id not in self._outdated
+                if r.how == "exit 0" and not self._excuses(r.attempt_id)
+                and r.attempt_id not in self._outdated
             ]  # fmt: skip
             asked = [(run.site, run.found) for run in wanted]
             if job in temporary:
@@ -905,12 +907,12 @@ class Play:
             # A job that changed its site may be back there, where it waits for neither too long.
             back = self._one_place or self.schedule.patience_s
             changed = "changes" in self.schedule.kinds and back
-            # No power: what had been submitted behind a try that was not taken was not ended.
+            # No power: what had been submitted behind an attempt that was not taken was not ended.
             behind = "power" in self.schedule.kinds and job in self._behind_unwanted
             if not (changed or behind or (mislaid and job in stay)):
                 assert len(asked) == len(set(asked)), f"doubled: {wanted}"
             for run in runs:
-                told = self._settled.get(run.try_id, LOST_S * SESSIONS)
+                told = self._settled.get(run.attempt_id, LOST_S * SESSIONS)
                 again = mislaid or (forgotten and run.job in stay)
                 assert run.begun <= told or again, f"misreported: it was over, and it ran: {run}"
         left = [path for path in self.workdir.rglob("*.mantik-part") if path.exists()]

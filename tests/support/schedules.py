@@ -69,7 +69,7 @@ OF_POOLS: Final = (
 REPEATING: Final = frozenset(
     {"answers", "outages", "strays", "lost", "restarts", "deaf", "copies", "journals"}
 )
-"""What makes several starts of one try, or of one job. Nobody removes the claims then: what is
+"""What makes several starts of one attempt, or of one job. Nobody removes the claims then: what is
 changed each minute is not old, and without them there is no promise (see docs/architecture.md)."""
 
 OTHERS: Final = frozenset({"copies", "two workflows"})

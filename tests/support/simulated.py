@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.pools import Allocation
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Predecessor
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import AttemptRecord
 from snakemake_executor_plugin_mantik.sites.base import (
     Entry,
     JobState,
@@ -318,7 +318,7 @@ class SimulatedPlanner(Planner):
     def spec(
         self,
         request: JobRequest,
-        record: TryRecord,
+        record: AttemptRecord,
         facts: SiteFacts,
         staged: Staged,
         *,

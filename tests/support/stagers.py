@@ -31,7 +31,7 @@ async def unshared(file: LocalFile) -> SharedFile | None:
 
 
 def context_of(journal: Journal, notify: Callable[[str], None]) -> WorkflowContext:
-    """What the work at all places shares, for uploads: no try is given up."""
+    """What the work at all places shares, for uploads: no attempt is given up."""
     at = journal.path.parents
     return WorkflowContext(journal, at[2], at[0], notify, cast(Any, None))
 
@@ -67,7 +67,7 @@ class Bench:
 
     def job(self, staged: Staged) -> tuple[str, tuple[str, ...]] | None:
         """What fails in a job's script; None if nothing does."""
-        record = self.journal.new_try(site="sim", job="j", rule="r", name="j", fingerprint="f")
+        record = self.journal.new_attempt(site="sim", job="j", rule="r", name="j", fingerprint="f")
         spec = JobSpec(
             record.paths, "/ws", "j", ":",
             bundles=staged.bundles, inline=staged.inline, inputs=staged.inputs,

@@ -18,7 +18,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, read_marker
-from snakemake_executor_plugin_mantik.jobs.paths import TryPaths, bundle_path, parse_marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import AttemptPaths, bundle_path, parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, ScriptLimits
 from snakemake_executor_plugin_mantik.staging.bundle import compress
@@ -32,7 +32,7 @@ QUICK = ScriptLimits(heartbeat_s=1, grace_s=20, visible_s=0)
 
 @dataclass(frozen=True)
 class Ended:
-    """A try that has ended: what the script returned and what it left behind."""
+    """An attempt that has ended: what the script returned and what it left behind."""
 
     returned: int
     output: str
@@ -48,7 +48,7 @@ class Ended:
 
 
 class Trial:
-    """A workspace, and the tries in it."""
+    """A workspace, and the attempts in it."""
 
     def __init__(self, folder: Path) -> None:
         self.move(folder / NASTY)
@@ -59,15 +59,15 @@ class Trial:
         self._started: list[subprocess.Popen[str]] = []
 
     def move(self, workspace: Path) -> None:
-        """Have the tries in another workspace, with all that jobs need there."""
-        self.workspace, self.tries = workspace, workspace / ".mantik/tries/3"
-        self.tries.mkdir(parents=True)
+        """Have the attempts in another workspace, with all that jobs need there."""
+        self.workspace, self.attempts = workspace, workspace / ".mantik/attempts/3"
+        self.attempts.mkdir(parents=True)
         (workspace / library_path()).write_bytes(read_library())
 
     def spec(self, command: str = ":", **values: Any) -> JobSpec:
         """A job; `values` are fields of `JobSpec`."""
         spec = JobSpec(
-            paths=TryPaths(bucket=3, try_id=str(uuid.uuid4())),
+            paths=AttemptPaths(bucket=3, attempt_id=str(uuid.uuid4())),
             workspace=str(self.workspace),
             name="train: alpha=1",
             command=command,
@@ -142,13 +142,13 @@ class Trial:
     def end(self, spec: JobSpec, process: "subprocess.Popen[str]") -> Ended:
         """Wait for a started script, also for all that holds its output open."""
         output, _ = process.communicate(timeout=600)
-        entries = tuple(sorted(path.name for path in self.tries.iterdir()))
+        entries = tuple(sorted(path.name for path in self.attempts.iterdir()))
         marker = None
         for name in entries:
             told = parse_marker_name(name)
-            if told is not None and told[0] == spec.paths.try_id:
-                content = (self.tries / name).read_bytes()
-                marker = read_marker(content, try_id=told[0], exit_code=told[1])
+            if told is not None and told[0] == spec.paths.attempt_id:
+                content = (self.attempts / name).read_bytes()
+                marker = read_marker(content, attempt_id=told[0], exit_code=told[1])
         log = self.workspace / spec.paths.log
         text = log.read_text(errors="replace") if log.exists() else ""
         return Ended(process.returncode, output, marker, text, entries)

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.config.settings import TIMING, Timing
 from snakemake_executor_plugin_mantik.connections.connect import workspace_name
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, read_history
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, Journal, read_history
 from tests.support import forkserver
 from tests.support.forkserver import Fork
 
@@ -140,7 +140,7 @@ class Project:
             running.kill()
             print(running.output)  # noqa: T201 - pytest shows it with a failure only
         with suppress(JournalError):  # there may be none, or a damaged one
-            self.place.end([job for record in self.tries for job in record.site_jobs])
+            self.place.end([job for record in self.attempts for job in record.site_jobs])
 
     def write(self, path: str, text: str = "x\n") -> Path:
         """Write a file of the workflow; common indentation is removed."""
@@ -195,7 +195,7 @@ class Project:
         return self._workflow is not None
 
     @property
-    def tries(self) -> list[TryRecord]:
+    def attempts(self) -> list[AttemptRecord]:
         """What the journal knows of all jobs."""
         return read_history(self.directory / ".snakemake" / "mantik")
 

@@ -28,10 +28,10 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.jobs.markers import MarkerInvalid, read_marker
 from snakemake_executor_plugin_mantik.jobs.paths import (
+    ATTEMPTS,
     OURS,
     PLACE,
-    TRIES,
-    TryPaths,
+    AttemptPaths,
     bundle_done_path,
     bundle_path,
 )
@@ -137,7 +137,7 @@ class PayloadRun:
     """
 
     job: str
-    try_id: str
+    attempt_id: str
     begun: float
     site: str = ""
     found: bytes = b""
@@ -184,7 +184,7 @@ class World:
     Attributes:
         files: what lies there, by path; None for a directory.
         runs: what ran.
-        excuses: by try, why it may truly be said to have failed.
+        excuses: by attempt, why it may truly be said to have failed.
         taken: what was removed by the executor, or by a job, while a job that reads it ran.
         full: whether there is no room for more files.
     """
@@ -247,7 +247,7 @@ class World:
 
     def purge(self, *, claims: bool = True) -> None:
         """The centre's broom: all files go, those of running jobs too; or all but the `claims`."""
-        kept = {} if claims else {p: c for p, c in self.files.items() if _is_of_tries(p)}
+        kept = {} if claims else {p: c for p, c in self.files.items() if _is_of_attempts(p)}
         self.files = kept
         self.closed &= kept.keys()
         self.sweeps += 1
@@ -280,7 +280,7 @@ class World:
 
     def excuse(self, job: "_Job", *reasons: Reason) -> None:
         """Something happens to a job that may truly make it fail for one of these reasons."""
-        self.excuses[job.spec.paths.try_id].update(reasons)
+        self.excuses[job.spec.paths.attempt_id].update(reasons)
 
     # Files
 
@@ -374,7 +374,7 @@ class World:
 
     def _unseen(self, path: str, content: bytes) -> int:
         """How many heartbeats of a claim are not seen yet."""
-        if not (self.habits.stale and path in self._beats and path.startswith(f"{TRIES}/")):
+        if not (self.habits.stale and path in self._beats and path.startswith(f"{ATTEMPTS}/")):
             return 0
         new = self._beats[path] - self.now + self.now % self.habits.stale
         beats = len(content) - len(content.rstrip(b"."))
@@ -399,7 +399,7 @@ class World:
     def submit(self, submission: Submission) -> str:
         """Take over a job; its fate is decided now."""
         spec = self.specs.get(submission.tag) or JobSpec(  # or else it is an allocation of a pool
-            paths=TryPaths(0, submission.tag), workspace="", name=submission.name,
+            paths=AttemptPaths(0, submission.tag), workspace="", name=submission.name,
             command=submission.script,
         )  # fmt: skip
         job_id = f"id-{next(self._numbers)}"
@@ -559,12 +559,14 @@ class World:
                 return JobState(Phase.UNKNOWN)
         return JobState(start.phase, start.reason, scheduler_id=number)
 
-    def lacks_marker(self, try_id: str) -> bool:
-        """Whether a try's job has failed by itself and its marker is not there any more.
+    def lacks_marker(self, attempt_id: str) -> bool:
+        """Whether an attempt's job has failed by itself and its marker is not there any more.
 
         An agent says no more of one than its exit code, whoever has ended it.
         """
-        starts = [(job, one) for job in self._all_jobs if job.tag == try_id for one in job.starts]
+        starts = [
+            (job, one) for job in self._all_jobs if job.tag == attempt_id for one in job.starts
+        ]
         failed = any(
             one.reason is Reason.EXIT_CODE or (job in self.pooled and one.code)
             for job, one in starts
@@ -585,7 +587,7 @@ class World:
             self.after(DEPENDENCY_S, partial(self._start, job, start))
             return
         paths = job.spec.paths
-        directory_there = self.files.get(paths.tries, b"") is None
+        directory_there = self.files.get(paths.attempts, b"") is None
         if not directory_there or paths.claim in self.files or not self._is_known(job.spec):
             self._end(start, Reason.SUCCESS)
             return
@@ -610,11 +612,11 @@ class World:
             step, missing = failed
             if job.spec.segment is not None:  # it does not find its checkpoint
                 self.excuse(job, Reason.SET_UP)
-            marker = make_marker(paths.try_id, 1, {}, step=step, missing=missing)
+            marker = make_marker(paths.attempt_id, 1, {}, step=step, missing=missing)
             self.written(paths.marker(1), marker)
             return
         found = result(job.spec.command, "", self._inputs(job.spec))
-        start.run = PayloadRun(job.spec.name, paths.try_id, self.now, self.name, found)
+        start.run = PayloadRun(job.spec.name, paths.attempt_id, self.now, self.name, found)
         self.runs.append(start.run)
         if job.spec.segment is not None:
             self.written(f"{paths.work}/checkpoint", self._checkpoint(job.spec))
@@ -660,7 +662,7 @@ class World:
         leases = [Lease.of(p.rpartition("/")[2]) for p in self.files if p.startswith(f"{PLACE}/")]
         term = max((lease.term for lease in leases if lease), default=0)
         known = (self.files.get(f"{PLACE}/known.{term}") or b"").decode().split()
-        return not spec.term or term <= spec.term or spec.paths.try_id in known
+        return not spec.term or term <= spec.term or spec.paths.attempt_id in known
 
     def _inputs(self, spec: JobSpec) -> dict[str, bytes]:
         own = spec.segment.checkpoint if spec.segment is not None else ()
@@ -723,7 +725,7 @@ class World:
             if content is None:
                 return None
             try:
-                marker = read_marker(content, try_id=one.paths.try_id, exit_code=one.code)
+                marker = read_marker(content, attempt_id=one.paths.attempt_id, exit_code=one.code)
             except MarkerInvalid:
                 return None
             there = {entry.path: entry.sha256 for entry in marker.files}
@@ -808,14 +810,14 @@ class World:
                 self.written(output.path, outputs[output.path])
                 self._changed[output.path] = self.now
                 if output.stored:
-                    self._makers[output.path] = spec.paths.try_id
+                    self._makers[output.path] = spec.paths.attempt_id
         start.run.made = outputs
         start.run.steps = steps
-        if self.files.get(spec.paths.tries, b"") is None:
+        if self.files.get(spec.paths.attempts, b"") is None:
             content = self.files.get(spec.paths.claim) or b""  # all that there is room for
             if not self.full:
                 content = make_marker(
-                    spec.paths.try_id, code, steps if code else outputs,
+                    spec.paths.attempt_id, code, steps if code else outputs,
                     place=partial(self._place_of, spec),
                     go_on=go_on, changed=bool(steps),
                     world=self,
@@ -852,8 +854,8 @@ class World:
         return "stored" if stays else self.place(path)
 
 
-def _is_of_tries(path: str) -> bool:
-    return path in (OURS, TRIES) or path.startswith(f"{TRIES}/")
+def _is_of_attempts(path: str) -> bool:
+    return path in (OURS, ATTEMPTS) or path.startswith(f"{ATTEMPTS}/")
 
 
 def result(command: str, path: str, inputs: Mapping[str, bytes]) -> bytes:
@@ -869,7 +871,7 @@ def result(command: str, path: str, inputs: Mapping[str, bytes]) -> bytes:
 
 
 def make_marker(
-    try_id: str,
+    attempt_id: str,
     code: int,
     outputs: Mapping[str, bytes],
     *,
@@ -901,9 +903,9 @@ def make_marker(
     if world is not None and larger:
         world.written(archive, packed)
     meta = {
-        "version": 1, "try": try_id, "exit_code": code, "failed_step": step, "signal": signal,
-        "started": times[0], "ended": times[1], "host": "n", "files": len(outputs),
-        "lacking": len(lacking), "archive_size": len(packed),
+        "version": 1, "attempt": attempt_id, "exit_code": code, "failed_step": step,
+        "signal": signal, "started": times[0], "ended": times[1], "host": "n",
+        "files": len(outputs), "lacking": len(lacking), "archive_size": len(packed),
         "archive_sha256": hashlib.sha256(packed).hexdigest() if packed else "",
         "log_bytes": len(log), "go_on": go_on, "changed": "yes" if changed else "no",
     }  # fmt: skip

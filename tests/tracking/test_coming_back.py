@@ -82,7 +82,7 @@ def test_a_job_that_waited_for_another_while_nobody_looked(tracked: Tracked) -> 
     assert tracked.run().data.tags[WAITING_REASON] == "waits for a"
     first.kill()
     project.go()
-    [b] = [record for record in project.tries if record.rule == "b"]
+    [b] = [record for record in project.attempts if record.rule == "b"]
     marker = project.workspace / b.paths.marker(0)
     until(marker.exists, "its end")
     over = marker.stat().st_mtime

@@ -80,7 +80,7 @@ def test_members_have_runs_also_over_retries(tracked: Tracked) -> None:
 
 
 def test_a_group_of_thousands_is_submitted() -> None:
-    few = member_variables("/at/site", "a-try", {0: "first", 2: "third"})
+    few = member_variables("/at/site", "an-attempt", {0: "first", 2: "third"})
     assert few["MANTIK_MEMBER_RUNS"] == "first - third"
-    many = member_variables("/at/site", "a-try", dict.fromkeys(range(5000), "0" * 32))
+    many = member_variables("/at/site", "an-attempt", dict.fromkeys(range(5000), "0" * 32))
     assert [name for name, _ in export_lines(many)] == ["MANTIK_MEMBER_ENDS"]

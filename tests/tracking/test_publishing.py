@@ -16,7 +16,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, PERMISSION_DEN
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import AttemptRecord
 from snakemake_executor_plugin_mantik.runs.store import RunStore
 from snakemake_executor_plugin_mantik.tracking import process, publishing
 from snakemake_executor_plugin_mantik.tracking.cursor import Log, LoggedRun, open_log
@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.tracking.run import (
     WAITING_REASON,
     WORKFLOW,
 )
-from snakemake_executor_plugin_mantik.tracking.store import try_directory
+from snakemake_executor_plugin_mantik.tracking.store import attempt_directory
 from tests.support.ports import free_port
 from tests.tracking.conftest import TrackingServer
 from tests.tracking.test_replay import OVERLOADED, each_death, killed_at_each_act
@@ -39,7 +39,7 @@ FAILED, TRIED_AGAIN = "first", "second"
 
 
 class Directory(Written):
-    """A workflow's directory with what is to be told of two tries of a job."""
+    """A workflow's directory with what is to be told of two attempts of a job."""
 
     def __init__(self, path: Path, empty_store: Path) -> None:
         path.mkdir()
@@ -49,12 +49,12 @@ class Directory(Written):
         artifacts = (path / "artifacts").as_uri()
         self.experiment_id = self.client.create_experiment("digits", artifacts)
         (path / "config.yaml").write_text("Resources: {}\n")
-        self.records: dict[str, TryRecord] = {}
+        self.records: dict[str, AttemptRecord] = {}
         self.note()
 
     def note(self) -> None:
         """What the controller writes down."""
-        files = self.directory / try_directory(self.key) / ARTIFACT_FOLDER
+        files = self.directory / attempt_directory(self.key) / ARTIFACT_FOLDER
         files.mkdir(parents=True)
         (files / "Snakefile").write_text("rule all:\n")
         workflow = {"tags": {WORKFLOW: self.key}, "params": {"depth": "3"}}
@@ -140,7 +140,7 @@ def test_a_run_is_made_once_by_those_who_make_several(
         publisher._here.__dict__[directory.uri] = directory.client
         publisher.make(directory.records[name].id)
 
-    # Its tag names the run of the try before, which is made for that.
+    # Its tag names the run of the attempt before, which is made for that.
     again = threading.Thread(target=make, args=(TRIED_AGAIN,))
     again.start()
     assert begun.wait(600)
@@ -201,7 +201,7 @@ def test_a_run_that_is_deleted_meanwhile_holds_up_no_other(directory: Directory)
         [directory.experiment_id], "attributes.status = 'FINISHED'"
     )
     assert {each.info.run_name for each in found} == {"churn", TRIED_AGAIN, "member"}
-    assert not os.path.exists(directory.directory / try_directory(failed))
+    assert not os.path.exists(directory.directory / attempt_directory(failed))
 
 
 @pytest.mark.parametrize("refused", [True, False])
@@ -328,7 +328,7 @@ def test_the_files_of_a_job_that_was_settled_and_revived_stay(directory: Directo
     job = directory.job("job")
     directory.journal.tracked.settle()
     directory.journal.tracked.revive(job.id)
-    kept = directory.directory / try_directory(job.id)
+    kept = directory.directory / attempt_directory(job.id)
     kept.mkdir()
     directory.publish(directory.client)
     assert kept.exists()
@@ -424,7 +424,7 @@ def test_a_dead_server_and_a_deleted_experiment_hold_up_nothing(
     assert written.left == 6
     # Each place is tried twice and no more.
     assert len([answer for answer in answers if "down" in answer]) == 4
-    assert {answer["try"] for answer in answers if "try" in answer} == living
+    assert {answer["attempt"] for answer in answers if "attempt" in answer} == living
 
 
 def test_a_password_in_the_uri_is_in_no_word_of_ours(
@@ -442,7 +442,7 @@ def test_a_password_in_the_uri_is_in_no_word_of_ours(
     with pytest.raises(MantikError, match="MLflow") as raised:
         RunStore(f"http://{host}").search("")
 
-    assert one in [name for answer in answers for name in answer["tries"]]
+    assert one in [name for answer in answers for name in answer["attempts"]]
     for told in (str(answers), str(raised.value), capfd.readouterr().err):
         assert host in told
         assert "hunter2" not in told

@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Successor
 from snakemake_executor_plugin_mantik.jobs.pools import Allocation
-from snakemake_executor_plugin_mantik.journal import GOES_ON, TrackedTry, TryRecord
+from snakemake_executor_plugin_mantik.journal import GOES_ON, AttemptRecord, TrackedAttempt
 from snakemake_executor_plugin_mantik.tracking.cursor import open_log
 from snakemake_executor_plugin_mantik.tracking.run import (
     TAG_LENGTH,
@@ -58,57 +58,57 @@ class Controller(Written):
 
     def segment(
         self, number: int = 0, follows: str = "", *, job: str = "job", sent: bool = True
-    ) -> TryRecord:
-        made = self.journal.new_try(
+    ) -> AttemptRecord:
+        made = self.journal.new_attempt(
             site="hpc1", job=job, rule="train", name="train", fingerprint="f", segment=number,
             segments=10, follows=follows,
         )  # fmt: skip
         if sent:
             self.journal.submitting(made.id, "batch")
             self.journal.submitted(made.id, str(number))
-        [made] = self.journal.tries([made.id])
+        [made] = self.journal.attempts([made.id])
         return made
 
-    def segments(self, number: int) -> list[TryRecord]:
+    def segments(self, number: int) -> list[AttemptRecord]:
         """A segment, and those that wait for the end of the one before."""
-        found: list[TryRecord] = []
+        found: list[AttemptRecord] = []
         for each in range(number):
             found.append(self.segment(each, found[-1].id if found else ""))
             self.prepare(found[-1], waits=each > 0)
         return found
 
-    def prepare(self, record: TryRecord, *, waits: bool = False) -> JobExtras:
+    def prepare(self, record: AttemptRecord, *, waits: bool = False) -> JobExtras:
         job = replace(request(0), job=record.job, name=record.name, subject=self.subject)
         added = asyncio.run(self.tracker.prepare(job, record, "/scratch", waits=waits))
         assert added is not None, self.said
         return added
 
-    def row(self, record: TryRecord) -> TrackedTry:
+    def row(self, record: AttemptRecord) -> TrackedAttempt:
         found = self.journal.tracked.get(record.id)
         assert found is not None
         return found
 
-    def goes_on(self, record: TryRecord, ran: float = 60.0, **values: Any) -> None:
+    def goes_on(self, record: AttemptRecord, ran: float = 60.0, **values: Any) -> None:
         self.ended(record, "next segment", ran=ran, cpu=ran / 2, **values)
 
-    def ended(self, record: TryRecord, successor: Successor = "", **values: Any) -> None:
+    def ended(self, record: AttemptRecord, successor: Successor = "", **values: Any) -> None:
         how = values.pop("how", "killed")
         self.end(record, how, words="words", successor=successor, **values)
 
-    def ends(self, *records: TryRecord) -> list[str]:
-        """The status that the end of each try gives its run; - of one that only waited."""
+    def ends(self, *records: AttemptRecord) -> list[str]:
+        """The status that the end of each attempt gives its run; - of one that only waited."""
         rows = [self.row(record) for record in records]
         return ["-" if row.behind else row.status for row in rows]
 
-    def used(self, record: TryRecord) -> dict[str, float]:
-        """The metrics that come with the end of a try."""
+    def used(self, record: AttemptRecord) -> dict[str, float]:
+        """The metrics that come with the end of an attempt."""
         with open_log(self.directory) as log:
             run, end = log.run(record.id), log.end(record.id)
             assert run is not None
             assert end is not None
-            tries = log.tries(run.head)
-            before = [each.id for each in tries].index(run.id)
-            return end_figures(log, tries[: before + 1], end)[0]
+            attempts = log.attempts(run.head)
+            before = [each.id for each in attempts].index(run.id)
+            return end_figures(log, attempts[: before + 1], end)[0]
 
     def figures(self) -> dict[str, float]:
         [key] = {row["workflow"] for row in self.journal.db.execute("SELECT * FROM tracked")}
@@ -166,7 +166,7 @@ def test_what_is_not_needed_ends_no_run(controller: Controller) -> None:
     controller.ended(third)
     controller.goes_on(first)
     controller.prepare(second)
-    # Its place is taken by another try, which is the same segment.
+    # Its place is taken by another attempt, which is the same segment.
     controller.ended(second, "same segment")
     assert controller.used(second) == {}
     other = controller.segment(1, first.id)
@@ -175,7 +175,7 @@ def test_what_is_not_needed_ends_no_run(controller: Controller) -> None:
     controller.ended(other, how="failed", ran=2.0)
     assert controller.ends(first, second, third, other) == [GOES_ON, GOES_ON, "-", "FAILED"]
     assert controller.used(other)["mantik/running_seconds"] == 62
-    # The next try of the job follows the same segment, in a run of its own.
+    # The next attempt of the job follows the same segment, in a run of its own.
     again = controller.segment(1, first.id)
     controller.prepare(again)
     data = controller.row(again).data
@@ -214,11 +214,11 @@ def test_segments_that_ended_while_nobody_tracked_them(controller: Controller) -
     controller.ended(third, how="finished", exit_code=0)
     assert controller.ends(first, second, third) == [GOES_ON, GOES_ON, "FINISHED"]
     with open_log(controller.directory) as log:
-        assert [each.id for each in log.tries(first.id)] == [first.id, second.id, third.id]
+        assert [each.id for each in log.attempts(first.id)] == [first.id, second.id, third.id]
 
 
 def test_a_list_that_is_too_long_for_a_tag_has_its_end() -> None:
-    entry = {"try": "t" * 36, "job": "7", "nodes": "n", "started": 1.0, "ended": 2.0,
+    entry = {"attempt": "t" * 36, "job": "7", "nodes": "n", "started": 1.0, "ended": 2.0,
              "ran": 1.0, "end": "x" * 200}  # fmt: skip
     tag = segments_tag([entry | {"segment": number} for number in range(1, 101)])
     assert len(tag) <= TAG_LENGTH
@@ -248,9 +248,9 @@ class Directory(Controller):
         self.prepare(second)
         # The site's clock was known to the second only.
         self.ended(second, how="finished", exit_code=0, ran=60.0, cpu=30.0, ended=1000.2)
-        self.tries = [first.id, second.id]
+        self.attempts = [first.id, second.id]
 
-    def log(self, number: int, record: TryRecord, extras: JobExtras) -> None:
+    def log(self, number: int, record: AttemptRecord, extras: JobExtras) -> None:
         """Three steps, of which the next segment does the last one again."""
         store = self.directory / store_directory(record.id)
         extras.lay_out(store)
@@ -289,7 +289,7 @@ class Directory(Controller):
         names = {a.path for a in self.client.list_artifacts(run.info.run_id)}
         assert names == {"file-0", "file-1", "mantik"}
         listed = json.loads(run.data.tags["mantik.segments"])
-        assert [each["try"] for each in listed] == self.tries
+        assert [each["attempt"] for each in listed] == self.attempts
         assert self.left == 0
         assert self.said == []
 

@@ -94,10 +94,12 @@ def check(tracked: Tracked, status: str = "FINISHED") -> None:
     assert len(set(steps)) == len(steps) == EPOCHS + SEGMENTS - 1
     segments = json.loads(run.data.tags["mantik.segments"])
     assert [each["segment"] for each in segments] == [1, 2, 3, 4]
-    assert len({each["try"] for each in segments}) == len({each["job"] for each in segments}) == 4
+    assert (
+        len({each["attempt"] for each in segments}) == len({each["job"] for each in segments}) == 4
+    )
     assert all(each["nodes"] and each["started"] <= each["ended"] for each in segments)
-    tries = tracked.project.tries
-    ran = [r.ran for r in tries if r.ran is not None and r.outcome != "cancelled"]
+    attempts = tracked.project.attempts
+    ran = [r.ran for r in attempts if r.ran is not None and r.outcome != "cancelled"]
     assert len(ran) == 4
     assert run.data.metrics["mantik/running_seconds"] == pytest.approx(sum(ran))
     logged = tracked.client.get_metric_history(run.info.run_id, "mantik/running_seconds")
@@ -118,7 +120,7 @@ def test_all_segments_are_one_run(tracked: Tracked) -> None:
         path.touch()
     first = project.start("--nolock", "--rerun-incomplete")
     begun(project, 0)
-    until(lambda: len([r for r in project.tries if r.site_jobs]) == 10, "the segments ahead")
+    until(lambda: len([r for r in project.attempts if r.site_jobs]) == 10, "the segments ahead")
     until(lambda: tracked.run().info.status == "RUNNING", "its run")
     run = tracked.run()
     first.kill()
@@ -130,12 +132,12 @@ def test_all_segments_are_one_run(tracked: Tracked) -> None:
     again = tracked.run()
     assert (again.info.run_id, again.info.status) == (run.info.run_id, "RUNNING")
     [earlier, _] = ended_segments(tracked)
-    assert earlier["try"] == again.data.tags["mantik.attempt_id"]
+    assert earlier["attempt"] == again.data.tags["mantik.attempt_id"]
     held[2].unlink()
     second.end().ok()
     check(tracked)
     assert tracked.workflow().data.metrics["mantik/jobs_finished"] == 1
-    assert not [record for record in project.tries if not record.state.final]
+    assert not [record for record in project.attempts if not record.state.final]
 
 
 @pytest.mark.nightly

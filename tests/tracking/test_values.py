@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.common.secret_names import (
     make_masker,
     secret_values,
 )
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, AttemptState
 from snakemake_executor_plugin_mantik.mlproject import Call
 from snakemake_executor_plugin_mantik.sites.authentication import Bearer, Password, SshKey
 from snakemake_executor_plugin_mantik.tracking.run import (
@@ -31,9 +31,9 @@ from snakemake_executor_plugin_mantik.tracking.store import (
     worker_variables,
 )
 
-RECORD = TryRecord(
+RECORD = AttemptRecord(
     "11111111-2222-4333-8444-555555555555", "hpc1", 0, "job", "train", "train a=1", "f",
-    TryState.PLANNED,
+    AttemptState.PLANNED,
 )  # fmt: skip
 
 

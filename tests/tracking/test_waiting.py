@@ -61,8 +61,8 @@ class Site:
 
         async def one(name: str) -> JobExtras:
             job = replace(request(0), job=name, name=name, subject=TrackedRun())
-            known = self.journal.open_tries(name)
-            record = known[0] if known else self.journal.new_try(
+            known = self.journal.open_attempts(name)
+            record = known[0] if known else self.journal.new_attempt(
                 site="hpc1", job=name, rule="train", name=name, fingerprint="x"
             )  # fmt: skip
             added = await tracker.prepare(job, record, "/scratch")
@@ -79,7 +79,7 @@ class Site:
 
         for name in names:
             end = JobEnd("finished", exit_code=0).facts
-            [record] = self.journal.open_tries(name)
+            [record] = self.journal.open_attempts(name)
             self.journal.ended(record.id, "succeeded", waited=None, ran=None, log="", end=end)
         self.journal.end_run("finished", {})
         tracker.close(LONG_S)
@@ -117,7 +117,7 @@ def test_a_server_that_hangs_delays_a_job_no_longer_than_it_may(
     site.gate.open()
 
     cursor = Cursor(site.workdir)
-    ids = [record.id for record in site.journal.all_open_tries()]
+    ids = [record.id for record in site.journal.all_open_attempts()]
     until(lambda: all(cursor.run(each).run_id for each in ids), "the runs", LONG_S)
     cursor.close()
     assert site.prepared(tracker, "one", "two") == given

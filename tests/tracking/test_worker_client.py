@@ -63,13 +63,13 @@ async def test_a_server_that_is_slow_is_waited_for_again(workers: Workers) -> No
     each = workers.worker(wait_s=0.05)
     one = asyncio.create_task(each.made("a"))
     await asyncio.sleep(0)
-    each._heard({"try": "other", "run": "1"})
+    each._heard({"attempt": "other", "run": "1"})
     await asyncio.wait_for(one, LONG_S)
     each._wait_s = NEVER_S
     next_one = asyncio.create_task(each.made("b"))
     await asyncio.sleep(0)
     assert not next_one.done()
-    each._heard({"try": "b", "run": "2"})
+    each._heard({"attempt": "b", "run": "2"})
     await asyncio.wait_for(next_one, LONG_S)
     assert each.close(LONG_S)
 
@@ -87,7 +87,7 @@ async def test_what_a_job_waits_for_in_any_case_does_not_count(workers: Workers)
 
 
 async def test_what_says_that_it_is_down_is_not_waited_for(workers: Workers) -> None:
-    each = workers.worker({"down": "away", "tries": ["a", "x"]})
+    each = workers.worker({"down": "away", "attempts": ["a", "x"]})
     await asyncio.wait_for(each.made("a"), LONG_S)
     assert each.close(LONG_S)
 
@@ -97,7 +97,7 @@ async def test_what_says_that_it_is_down_is_not_waited_for(workers: Workers) -> 
 
 
 async def test_earlier_runs_that_cannot_be_told_hold_up_no_job(workers: Workers) -> None:
-    down = {"down": "gone", "tries": ["x", "y"]}
+    down = {"down": "gone", "attempts": ["x", "y"]}
     each = workers.worker(down, down)
     job = asyncio.create_task(each.made("a"))
     while not workers.said:

@@ -158,17 +158,17 @@ def test_retries_go_on_in_one_run(tracked: Tracked) -> None:
     assert run.data.tags["mantik.attempt"] == "2"
     assert run.data.tags["mantik.exit_code"] == "0"
     assert "mantik.reason" not in run.data.tags
-    tries = json.loads(run.data.tags["mantik.segments"])
-    assert [each["segment"] for each in tries] == [1, 2]
-    assert len({each["try"] for each in tries}) == 2
-    assert "exit code 4" in tries[0]["end"]
-    ran = [record.ran for record in project.tries if record.ran is not None]
+    attempts = json.loads(run.data.tags["mantik.segments"])
+    assert [each["segment"] for each in attempts] == [1, 2]
+    assert len({each["attempt"] for each in attempts}) == 2
+    assert "exit code 4" in attempts[0]["end"]
+    ran = [record.ran for record in project.attempts if record.ran is not None]
     assert len(ran) == 2
     assert abs(run.data.metrics["mantik/running_seconds"] - sum(ran)) < 0.1
-    assert {"first-True", "first-False", "mantik/log.txt", "mantik/try-1/log.txt"} <= set(
+    assert {"first-True", "first-False", "mantik/log.txt", "mantik/attempt-1/log.txt"} <= set(
         tracked.artifacts(run)
     )
-    assert "mantik/try-2/log.txt" not in tracked.artifacts(run)
+    assert "mantik/attempt-2/log.txt" not in tracked.artifacts(run)
 
 
 STAYING = """

@@ -5,7 +5,7 @@ from typing import Any
 
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.engine.observer import JobEnd
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, Used
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, Journal, Used
 from snakemake_executor_plugin_mantik.tracking.cursor import (
     Cursor,
     PublishedRun,
@@ -34,23 +34,23 @@ class Written:
             "tags": {}, "params": {}, "config": "", **more,
         }  # fmt: skip
 
-    def plan(self, name: str, *, job: str = "", **values: Any) -> TryRecord:
-        record = self.journal.new_try(
+    def plan(self, name: str, *, job: str = "", **values: Any) -> AttemptRecord:
+        record = self.journal.new_attempt(
             site="hpc1", job=job or name, rule="train", name=name, fingerprint="f", **values
         )
         self.journal.tracked.join(record, self.key)
         return record
 
-    def track(self, record: TryRecord, **more: object) -> TryRecord:
+    def track(self, record: AttemptRecord, **more: object) -> AttemptRecord:
         tags = {"mantik.attempt_id": record.id}
         self.journal.tracked.describe(record.id, self.data(record.name, **{"tags": tags, **more}))
         return record
 
-    def job(self, name: str, **more: object) -> TryRecord:
+    def job(self, name: str, **more: object) -> AttemptRecord:
         return self.track(self.plan(name), **more)
 
-    def end(self, record: TryRecord, how: Any = "finished", **facts: Any) -> None:
-        """`ran`, `cpu` and `waited` are of the try, all else of its `JobEnd`."""
+    def end(self, record: AttemptRecord, how: Any = "finished", **facts: Any) -> None:
+        """`ran`, `cpu` and `waited` are of the attempt, all else of its `JobEnd`."""
         waited, ran, cpu = (facts.pop(name, None) for name in ("waited", "ran", "cpu"))
         used = Used(cpu_s=cpu, ended=facts.pop("ended", None))
         self.journal.ended(

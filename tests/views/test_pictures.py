@@ -93,7 +93,7 @@ def test_what_never_ran_was_skipped_once_the_run_is_over() -> None:
         assert node.state is state
 
 
-def test_each_try_is_a_bar_at_its_site_from_queue_to_end() -> None:
+def test_each_attempt_is_a_bar_at_its_site_from_queue_to_end() -> None:
     svg = render_timeline(digits())
     bars = groups(svg, "job")
     assert len(bars) == 7

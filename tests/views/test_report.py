@@ -17,7 +17,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.cli.report import report
 from snakemake_executor_plugin_mantik.common.errors import JournalError, UserError
-from snakemake_executor_plugin_mantik.journal import Asked, Journal, TryRecord, Used
+from snakemake_executor_plugin_mantik.journal import Asked, AttemptRecord, Journal, Used
 from snakemake_executor_plugin_mantik.views.report import MOST_FAILURES, MOST_JOBS, MOST_RULES
 
 STATE = Path(".snakemake", "mantik")
@@ -46,8 +46,8 @@ ASKED = Asked(cores=4, memory_mib=8192)
 
 def sent(
     journal: Journal, job: str, rule: str = "train", asked: Asked = ASKED, **more: Any
-) -> TryRecord:
-    record = journal.new_try(
+) -> AttemptRecord:
+    record = journal.new_attempt(
         site="hpc1", job=job, rule=rule, name=f"{rule} x={job}", fingerprint="f", **more
     )
     journal.submitting(record.id, "batch", 7200, asked)
@@ -55,13 +55,13 @@ def sent(
     return record
 
 
-def succeed(journal: Journal, record: TryRecord) -> None:
+def succeed(journal: Journal, record: AttemptRecord) -> None:
     used = Used(cpu_s=100.0, memory_bytes=1 << 30)
     journal.ended(record.id, "succeeded", waited=5.0, ran=60.0, log="", used=used)
     journal.done(record.id)
 
 
-def fail(journal: Journal, record: TryRecord, words: str = "it", log: str = "") -> None:
+def fail(journal: Journal, record: AttemptRecord, words: str = "it", log: str = "") -> None:
     journal.ended(
         record.id, f"failed: {words}", waited=None, ran=None, log=log, reason="exit_code",
         used=Used(exit_code=7),
@@ -91,7 +91,7 @@ def numbers(capsys: pytest.CaptureFixture[str], *, every: bool = False) -> dict[
     return found
 
 
-def test_all_kinds_of_tries_are_shown(
+def test_all_kinds_of_attempts_are_shown(
     journal: Journal,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -236,9 +236,9 @@ def test_ten_thousand_jobs_make_a_small_file(journal: Journal) -> None:
         for n in range(10_000):
             failed = n % 100 == 0
             db.execute(
-                f"INSERT INTO tries (id, rule, {columns}, finished, waited, ran, asked, reason)"
+                f"INSERT INTO attempts (id, rule, {columns}, finished, waited, ran, asked, reason)"
                 f" SELECT ?, ?, site, place, bucket, ?, ?, 'f', 'done', ?, created, submitted,"
-                " created + ?, 9, 60, asked, ? FROM tries WHERE id = ?",
+                " created + ?, 9, 60, asked, ? FROM attempts WHERE id = ?",
                 (f"{n}", f"rule{n % (MOST_RULES + 5)}", f"{n}", f"job {n}",
                  f"failed: {n}" if failed else "succeeded", n, "exit_code" if failed else "",
                  first.id),

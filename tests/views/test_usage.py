@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs.pools import Allocation
-from snakemake_executor_plugin_mantik.journal import Times, TryRecord, TryState, turn_of
+from snakemake_executor_plugin_mantik.journal import AttemptRecord, AttemptState, Times, turn_of
 from snakemake_executor_plugin_mantik.views.usage import (
     PoolUsage,
     RuleUsage,
@@ -18,31 +18,31 @@ from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
 NOW = 1_795_000_000.0
 GIB = 1 << 30
 
-JOB = TryRecord(
-    "", "hpc1", 1, "", "train", "train", "f", TryState.DONE, "succeeded", created=NOW,
+JOB = AttemptRecord(
+    "", "hpc1", 1, "", "train", "train", "f", AttemptState.DONE, "succeeded", created=NOW,
     submitted=NOW, finished=NOW + 4000, waited=60.0, ran=3600.0, runtime=7200.0,
     asked=json.dumps({"cores": 4, "memory_mib": 8192}),
     used=json.dumps({"cpu_s": 4 * 3000, "memory_bytes": 6 * GIB}),
 )  # fmt: skip
 
 
-def usage(*records: TryRecord, members: int = 0) -> RuleUsage:
-    """The usage of a rule's tries, each of a job of its own unless it has one."""
-    tries = tuple(
+def usage(*records: AttemptRecord, members: int = 0) -> RuleUsage:
+    """The usage of a rule's attempts, each of a job of its own unless it has one."""
+    attempts = tuple(
         replace(record, id=f"{n}", job=record.job or f"job {n}") for n, record in enumerate(records)
     )
-    groups = {one.id: tuple(f"{n}" for n in range(members)) for one in tries if members}
-    [found] = usage_by_rule(overview_jobs(tries, controlled=False, members=groups), NOW)
+    groups = {one.id: tuple(f"{n}" for n in range(members)) for one in attempts if members}
+    [found] = usage_by_rule(overview_jobs(attempts, controlled=False, members=groups), NOW)
     return found
 
 
-def advised(*records: TryRecord, members: int = 0) -> dict[str, int]:
+def advised(*records: AttemptRecord, members: int = 0) -> dict[str, int]:
     return {a.resource: a.value for a in usage(*records, members=members).advice}
 
 
-def used(record: TryRecord = JOB, /, *, gib: float = 6.0, **more: object) -> TryRecord:
+def used(record: AttemptRecord = JOB, /, *, gib: float = 6.0, **more: object) -> AttemptRecord:
     values = json.dumps({"cpu_s": 12_000, "memory_bytes": int(gib * GIB)})
-    return replace(record, used=values, **more)  # type: ignore[arg-type]  # fields of a try
+    return replace(record, used=values, **more)  # type: ignore[arg-type]  # fields of an attempt
 
 
 def test_what_fits_needs_no_advice() -> None:
@@ -76,7 +76,7 @@ def test_one_job_near_a_limit_is_enough_for_more() -> None:
     assert advised(replace(JOB, ran=6900.0)) == {"runtime": 150}
 
 
-def test_a_job_that_had_too_little_gets_more_than_its_first_try() -> None:
+def test_a_job_that_had_too_little_gets_more_than_its_first_attempt() -> None:
     died = used(gib=7, job="a", outcome="failed: it", reason="out_of_memory")
     more = json.dumps({"memory_mib": 16_384})
     again = replace(used(gib=10), job="a", asked=more)
@@ -119,7 +119,7 @@ HAD = Allocation("a", "hpc1", "small", "7", 48, NOW, NOW, seconds=3600, used=24 
 
 def usage_of(*allocations: Allocation, jobs: int = 0) -> PoolUsage:
     there = [
-        replace(JOB, id=f"{n}", job=f"{n}", state=TryState.SUBMITTED, outcome="", started=NOW,
+        replace(JOB, id=f"{n}", job=f"{n}", state=AttemptState.SUBMITTED, outcome="", started=NOW,
                 site_jobs=(f"pool.small.{n}",))
         for n in range(jobs)
     ]  # fmt: skip
@@ -154,21 +154,21 @@ def test_an_idle_pool_is_remarked() -> None:
 # Waiting for other jobs, in the queue, and running are told apart, the same in every view.
 
 
-MAKER = TryRecord(
+MAKER = AttemptRecord(
     id="m", site="hpc1", bucket=0, job="m", rule="m", name="m", fingerprint="f",
-    state=TryState.SUBMITTED, created=90.0, submitted=100.0, started=130.0,
+    state=AttemptState.SUBMITTED, created=90.0, submitted=100.0, started=130.0,
 )  # fmt: skip
 AHEAD = replace(
     MAKER, id="a", job="a", rule="a", name="a", created=95.0, submitted=101.0, started=None,
     after=json.dumps({"m.txt": "m"}),
 )  # fmt: skip
 ENDED = replace(
-    MAKER, state=TryState.DONE, outcome="succeeded", finished=460.0, waited=30.0, ran=300.0,
+    MAKER, state=AttemptState.DONE, outcome="succeeded", finished=460.0, waited=30.0, ran=300.0,
     used=json.dumps({"ended": 430.0}),
 )  # fmt: skip
 
 
-def views(*records: TryRecord, now: float) -> tuple[object, ...]:
+def views(*records: AttemptRecord, now: float) -> tuple[object, ...]:
     """How long the last one waited for other jobs and in the queue: in `jobs`, and in pictures."""
     job = overview_jobs(records, controlled=True)[-1]
     assert job.submitted == 101.0
@@ -189,7 +189,7 @@ def test_what_is_told_at_the_end() -> None:
     times = Times(waited=399.0, ran=10.0, ended=510.0).after(101.0, turn_of([ENDED]))
     assert (times.behind, times.waited) == (329.0, 70.0)
     over = replace(
-        AHEAD, state=TryState.DONE, outcome="succeeded", finished=600.0, waited=times.waited,
+        AHEAD, state=AttemptState.DONE, outcome="succeeded", finished=600.0, waited=times.waited,
         ran=10.0, used=json.dumps({"ended": 510.0, "behind": times.behind}),
     )  # fmt: skip
     assert views(ENDED, over, now=9000.0) == (329.0, 70.0, 70.0)

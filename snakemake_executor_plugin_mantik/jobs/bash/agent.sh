@@ -89,7 +89,7 @@ _p_tidy() {
 _p_is_over() {
   local -a found
   [ -z "${_p_open[${1##*/}]-}" ] || return
-  found=(../../tries/"$1".[0-9]* done.[!p]*."${1##*/}")
+  found=(../../attempts/"$1".[0-9]* done.[!p]*."${1##*/}")
   (( ${#found[@]} ))
 }
 
@@ -191,8 +191,8 @@ _p_show_marks() {
   # What jobs have used is there before their ends are.
   (( ${#_p_pids[@]} || _p_used == _p_used_shown )) || _p_show_used
   (( ${#_p_marked[@]} )) || return
-  ( cd ../../tries && exec find "${_p_marked[@]}" -maxdepth 0 -size "-$(( _p_mark_bytes + 1 ))c" -print0 ) |
-    tar -cf "$new" --format=gnu -C ../../tries --no-recursion --null -T - &&
+  ( cd ../../attempts && exec find "${_p_marked[@]}" -maxdepth 0 -size "-$(( _p_mark_bytes + 1 ))c" -print0 ) |
+    tar -cf "$new" --format=gnu -C ../../attempts --no-recursion --null -T - &&
     mv -T -- "$new" "marks.$_p_alloc.$(( _p_marks++ ))" || rm -f -- "$new"
   rm -f -- "${_p_succeeded[@]}"
   _p_marked=() _p_succeeded=()
@@ -210,8 +210,8 @@ _p_reap() {
     wait "${_p_pids[n]}"
     code=$?
     mark=${_p_buckets[n]}/${_p_jobs[n]}.$code file=run.$_p_alloc.${_p_jobs[n]}
-    [ ! -e "../../tries/$mark" ] || _p_marked+=("$mark")
-    if [ -e "../../tries/$mark" ] && [ "${_p_hows[n]}$code" = 0 ]; then
+    [ ! -e "../../attempts/$mark" ] || _p_marked+=("$mark")
+    if [ -e "../../attempts/$mark" ] && [ "${_p_hows[n]}$code" = 0 ]; then
       _p_succeeded+=("$file")
     else
       mv -T -- "$file" "done.${_p_hows[n]:-$code}.${_p_jobs[n]}"

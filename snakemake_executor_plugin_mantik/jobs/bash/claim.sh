@@ -1,15 +1,15 @@
 # ---- claim ---------------------------------------------------------------------------------------
-# Only one start of this try can make the claim; all others end. A directory in its place means that
-# the try was revoked.
+# Only one start of this attempt can make the claim; all others end. A directory in its place means that
+# the attempt was revoked.
 
 _m_make_claim() {
   local unique owner='' i
   for i in 1 2 3 4; do
-    [ -d "$_m_tries" ] && break
+    [ -d "$_m_attempts" ] && break
     sleep 0.5
   done
   # The controller made the directory before it submitted: it has removed it, and waits no longer.
-  [ -d "$_m_tries" ] || return 1
+  [ -d "$_m_attempts" ] || return 1
   _m_make_uuid
   unique=$_m_uuid-${_m_host%%.*}-$$
   _m_now
@@ -28,12 +28,12 @@ host=${_m_host//$'\n'/ }" "${unique//[!A-Za-z0-9.-]/_}"
   done
   [ "$owner" = "$unique" ] && return 0
   [ -n "$owner" ] && return 1
-  _m_say "cannot claim $_m_try in $_m_workspace/$_m_tries: is the file system full or away?"
+  _m_say "cannot claim $_m_attempt in $_m_workspace/$_m_attempts: is the file system full or away?"
   exit 75
 }
 
-# Succeeds if the controller that submitted this try still leads the place, or the leading one knows
-# the try. Another one may have taken over while the try waited, and have submitted the job again.
+# Succeeds if the controller that submitted this attempt still leads the place, or the leading one knows
+# the attempt. Another one may have taken over while the attempt waited, and have submitted the job again.
 _m_is_known() {
   (( _m_term )) || return 0
   local name term last=0 line
@@ -43,7 +43,7 @@ _m_is_known() {
   done
   (( last > _m_term )) || return 0
   while IFS= read -r line; do
-    [ "$line" != "$_m_try" ] || return 0
+    [ "$line" != "$_m_attempt" ] || return 0
   done 2>/dev/null < ".mantik/place/known.$last"
   return 1
 }

@@ -40,7 +40,7 @@ _m_create() {
 }
 
 # Gives the file $1 the text $2, at once.
-_m_replace() { printf '%s\n' "$2" > "$1.$_m_try" && mv -f -- "$1.$_m_try" "$1"; }
+_m_replace() { printf '%s\n' "$2" > "$1.$_m_attempt" && mv -f -- "$1.$_m_attempt" "$1"; }
 
 # Sets _m_sums to the checksums of files, in their order; to none if one of them cannot be read.
 _m_read_sums() {

@@ -299,8 +299,8 @@ _m_find_replaced() {
 }
 
 # ---- predecessors --------------------------------------------------------------------------------
-# This try was submitted before the jobs that make some of its inputs had ended. It runs only if the
-# tries that make them have succeeded, and checks that the files are those that their markers list. The
+# This attempt was submitted before the jobs that make some of its inputs had ended. It runs only if the
+# attempts that make them have succeeded, and checks that the files are those that their markers list. The
 # scheduler's dependency does not count: a scheduler forgets ended jobs, and takes it for fulfilled then.
 # `_m_predecessors` has, for each of them, the exit code with which it succeeds, its claim, the number of
 # inputs that it makes, and these.
@@ -314,7 +314,7 @@ _m_check_predecessors() {
   _m_add_made
 }
 
-# Takes the exit code with which a try succeeds, its claim, and the inputs that it makes. Appends size,
+# Takes the exit code with which an attempt succeeds, its claim, and the inputs that it makes. Appends size,
 # checksum and path of each file to the list of these. The exit code of a segment is not 0: it need not
 # have made all, and the job itself changes them.
 _m_check_predecessor() {

@@ -232,16 +232,16 @@ _m_write_meta() {
   # signals one process after the other, and the command may have been the first.
   local by=
   (( _m_code == 0 )) || by=$_m_signal
-  printf '%s=%s\n' version 1 try "$_m_try" exit_code "$_m_code" failed_step "$_m_failed_step" \
+  printf '%s=%s\n' version 1 attempt "$_m_attempt" exit_code "$_m_code" failed_step "$_m_failed_step" \
     signal "$by" started "$_m_started" ended "$_m_ended" host "${_m_host//$'\n'/ }" \
     scheduler_job "${_m_scheduler_job//$'\n'/ }" site_job "${_m_site_job//$'\n'/ }" \
     cpu "$_m_cpu" memory "$_m_memory" gpus "${_m_gpu_use-}" go_on "$_m_go_on" \
     changed "$_m_changed" nodes "${_m_segments:+${SLURM_JOB_NODELIST-}}" "$@" > "$_m_work/marker/meta"
 }
 
-# Tries once to write the marker, with the content of level $1.
+# Attempts once to write the marker, with the content of level $1.
 _m_marker_at() {
-  local level=$1 staging=$_m_work/marker new=$_m_tries/.$_m_try.tmp log_bytes=0
+  local level=$1 staging=$_m_work/marker new=$_m_attempts/.$_m_attempt.tmp log_bytes=0
   local -a what=(meta)
   case $level in
     full | lean | listed)
@@ -283,11 +283,11 @@ _m_make_marker() {
     for level in full lean listed; do
       _m_marker_at "$level" && return
       _m_say "cannot write the $level marker"
-      rm -f -- "$_m_tries/.$_m_try.tmp" "$_m_work/outputs.tar"
+      rm -f -- "$_m_attempts/.$_m_attempt.tmp" "$_m_work/outputs.tar"
     done
   fi
   _m_marker_at bare && return
-  rm -rf -- "$_m_work/marker" "$_m_tries/.$_m_try.tmp"
+  rm -rf -- "$_m_work/marker" "$_m_attempts/.$_m_attempt.tmp"
   : > "$_m_claim.$_m_code" && return
   ln -T -- "$_m_claim" "$_m_claim.$_m_code"
 }

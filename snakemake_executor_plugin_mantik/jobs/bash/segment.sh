@@ -1,8 +1,8 @@
 # ---- segments ------------------------------------------------------------------------------------
-# The job may need more time than its walltime: then it goes on in a next try, from its checkpoint.
+# The job may need more time than its walltime: then it goes on in a next attempt, from its checkpoint.
 # Before the walltime ends, programs that handle USR1 get it, then all get TERM. What is left of the
 # time is for the checkpoint's checksums. The scheduler's own warning (USR1) counts as well.
-# Only a job with `_m_segments`, the number of tries that it may have, does so.
+# Only a job with `_m_segments`, the number of attempts that it may have, does so.
 
 _m_goes_on_code=85  # by which a command asks to go on in a next segment
 

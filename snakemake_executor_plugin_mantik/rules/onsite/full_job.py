@@ -130,7 +130,7 @@ def run_full_job(order: dict[str, Any]) -> None:
     copies = order["copies"]
     if copies:
         copies["there"] = there = os.path.expandvars(copies["there"])
-        shutil.rmtree(there, ignore_errors=True)  # left over from a try that was killed
+        shutil.rmtree(there, ignore_errors=True)  # left over from an attempt that was killed
         order["arguments"][:0] = ["--local-storage-prefix", there]
         for kind in ("input", "output", "checkpointed"):
             order[kind] = [moved(path, copies["here"], there) for path in order[kind]]

@@ -126,7 +126,7 @@ def hook_file(commands: Sequence[str]) -> str:
 
 
 _COMMON_TAG = "mantik"
-"""Tag of all our jobs, in addition to the try's own."""
+"""Tag of all our jobs, in addition to the attempt's own."""
 
 _LOSSY: Final = (((9, 3, 0), (11, 1)), ((2, 5, 5), (3, 1)))
 """First and last versions whose own resources lose memory and GPUs on their way to the scheduler.

@@ -224,7 +224,7 @@ _STDERR_BYTES: Final = 16_384
 """Bytes of a job's standard error that are read to explain its end."""
 
 _MOST_FOUND: Final = 10_000
-"""Maximum number of jobs listed for one tag, page by page; a try has about three."""
+"""Maximum number of jobs listed for one tag, page by page; an attempt has about three."""
 
 _BEYOND_DOUBT: Final = (Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.PREEMPTED)
 """Ends unrelated to memory, whatever a job's standard error holds."""

@@ -1,13 +1,13 @@
 #!/bin/bash
 # Job: evaluate: seed=1
 #
-# Runs one try of a job for the mantik executor of Snakemake. What follows is its data; what all
+# Runs one attempt of a job for the mantik executor of Snakemake. What follows is its data; what all
 # jobs do is in the library in the workspace that the last lines read.
 
 _m_workspace=/p/scratch/me/flow
-_m_try=0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
-_m_tries=.mantik/tries/12
-_m_claim=.mantik/tries/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
+_m_attempt=0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
+_m_attempts=.mantik/attempts/12
+_m_claim=.mantik/attempts/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
 _m_work=.mantik/work/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
 _m_identity=
 _m_term=0

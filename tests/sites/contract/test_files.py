@@ -204,34 +204,36 @@ class TestClaims:
     """A claim is a file, a revocation a directory of the same name: they exclude each other."""
 
     async def test_directory_over_a_file(self, site: Site) -> None:
-        await site.put("tries/claim", b"1")
+        await site.put("attempts/claim", b"1")
         with pytest.raises(SiteRejected):
-            await site.make_directory("tries/claim")
-        assert await content(site, "tries/claim") == b"1"
+            await site.make_directory("attempts/claim")
+        assert await content(site, "attempts/claim") == b"1"
 
     async def test_directory_with_its_parents(self, site: Site) -> None:
-        await site.make_directory("new/tries/claim")
-        entry = await site.stat("new/tries/claim")
+        await site.make_directory("new/attempts/claim")
+        entry = await site.stat("new/attempts/claim")
         assert entry is not None
         assert (entry.name, entry.size, entry.directory) == ("claim", 0, True)
-        assert await site.list("new/tries/claim") == {}
+        assert await site.list("new/attempts/claim") == {}
 
     async def test_file_over_a_directory(self, site: Site) -> None:
-        await site.make_directory("tries/claim")
-        await site.make_directory("tries/claim")
+        await site.make_directory("attempts/claim")
+        await site.make_directory("attempts/claim")
         with pytest.raises(SiteRejected):
-            await site.put("tries/claim", b"1")
-        assert (await site.list("tries"))["claim"].directory
+            await site.put("attempts/claim", b"1")
+        assert (await site.list("attempts"))["claim"].directory
 
     async def test_nothing_below_a_file(self, site: Site) -> None:
-        await site.put("tries/claim", b"1")
-        await refused(site.make_directory("tries/claim/below"), site.put("tries/claim/below", b"1"))
-        assert await site.stat("tries/claim/below") is None
-        assert await content(site, "tries/claim") == b"1"
+        await site.put("attempts/claim", b"1")
+        await refused(
+            site.make_directory("attempts/claim/below"), site.put("attempts/claim/below", b"1")
+        )
+        assert await site.stat("attempts/claim/below") is None
+        assert await content(site, "attempts/claim") == b"1"
 
     async def test_one_of_both_at_the_same_time(self, site: Site) -> None:
         for number in range(5):
-            path = f"tries/{number}"
+            path = f"attempts/{number}"
             acts = site.put(path, b"1"), site.make_directory(path)
             results = await asyncio.gather(*acts, return_exceptions=True)
             (loser,) = [result for result in results if result is not None]

@@ -7,7 +7,7 @@ executor. Its error advises `--unlock`, which leads to the next refusal. If an e
 at the sites, a filter of its log adds the command that works.
 
 A missing script: Snakemake (9.27, `dag.ScriptProcessor`) shows a traceback of its own code. The
-filter replaces that text.
+filter replaces that text, and so it does with that of a resource that an option makes a function.
 
 Environments on this machine: with `--software-deployment-method` Snakemake (9.27,
 `Workflow.execute`) looks for conda or apptainer, and makes all jobs' environments, before anything
@@ -78,8 +78,7 @@ class _Filter(logging.Filter):
         if exception in _REFUSALS:
             record.msg, record.args = f"{record.getMessage()}\n{_advice()}", ()
         elif exception not in ("", ApiError.__name__):
-            found = _explain(sys.exc_info()[1])
-            if found is not None:
+            if (found := _explain(sys.exc_info()[1])) is not None:
                 record.msg, record.args = printable(str(found)), ()
         elif (record.module, record.funcName) in _MAKING:
             _refuse_before_making()
@@ -113,14 +112,17 @@ def _refuse_before_making() -> None:
 
 
 def _explain(error: BaseException | None) -> UserError | None:
-    """Return the user's mistake, if an error is about a script or an environment of a rule."""
+    """Return the user's mistake, if an error is about a script, an environment or a resource."""
     for frame, _ in traceback.walk_tb(error.__traceback__ if error is not None else None):
         rule: Any = getattr(frame.f_locals.get("job"), "rule", None)
-        if frame.f_code.co_name in _ALL_MADE_BY:
+        within = frame.f_code.co_name
+        if within in _ALL_MADE_BY:
             return _find_mistakes(frame.f_locals["self"])
-        if not isinstance(error, FileNotFoundError):
-            continue
-        if frame.f_code.co_name == "process_job" and rule is not None:
+        if within == "expand_resources" and isinstance(error, ValueError):
+            from ..rules.resources import function_mistake
+
+            return function_mistake(frame.f_locals["self"], error)
+        if within == "process_job" and isinstance(error, FileNotFoundError) and rule is not None:
             kind, path = ("script", rule.script) if rule.is_script else ("notebook", rule.notebook)
             others = _find_mistakes(frame.f_locals["self"].dag)
             # One alone may be a consequence of what is missing.

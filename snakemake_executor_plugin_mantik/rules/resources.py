@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import traceback
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -76,17 +77,24 @@ def are_resources_known(job: Job) -> bool:
     except AttributeError:
         return False
     except ValueError as error:
-        raise UserError(
-            f"a resource has no value: {error}",
-            where=f"rule {job.rule.name}",
-            do=f"In options and profiles, names such as {ANY_SITE} and max are functions of Python:"
-            f""" put it in quotes twice, as in {SITE_RESOURCE}="'{ANY_SITE}'\"""",
-        ) from None
+        raise function_mistake(job.rule, error) from None
     except WorkflowError:
         if all(map(os.path.lexists, job.input)):
             raise
         return False
     return True
+
+
+def function_mistake(rule: Any, error: ValueError) -> UserError:
+    """Return the mistake behind Snakemake's `error` that a resource of a rule has no value."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    name = getattr(frame.f_locals.get("self"), "name", "")
+    return UserError(
+        f"its resource {name} has a function in place of a value",
+        where=f"rule {rule.name}",
+        do=f"In options and profiles, names such as {ANY_SITE} and max are functions of Python:"
+        f""" put it in quotes twice, as in {SITE_RESOURCE}="'{ANY_SITE}'\"""",
+    )
 
 
 def job_retry_reasons(job: Job) -> Collection[Reason]:
@@ -139,7 +147,9 @@ def choose_sites(resources: dict[str, object], sites: Mapping[str, object]) -> t
             raise UserError(
                 f"there is no site {name!r}{likely}; the known ones are {', '.join(sites)}",
                 where=f"the resource {SITE_RESOURCE}",
-                do="Correct the name, or add the site's config with --mantik-backend-config",
+                do=f'Put "{ANY_SITE}" in quotes: without them it is a function of Python'
+                if isinstance(wanted, bool)
+                else "Correct the name, or add the site's config with --mantik-backend-config",
             )
     if len(names) > 1 and resources.get(WAIT_RESOURCE) is None:
         raise UserError(

@@ -144,6 +144,19 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
         assert f"rule {rule}" not in said
 
 
+def test_any_without_quotes_is_told_without_a_traceback(project: Project) -> None:
+    """As an option, the function of Python itself is the value; in a Snakefile, what it returns."""
+    project.write("Snakefile", GOOD)
+    for options in ((), ("-n",)):
+        said = project.run(*options, "--default-resources", "mantik_site=any").failed()
+        tells(
+            said, "rule good: its resource mantik_site has a function", """mantik_site="'any'"."""
+        )
+        assert "Traceback" not in said
+    project.write("Snakefile", GOOD.replace("shell:", "resources: mantik_site=any\n    shell:"))
+    tells(project.run().failed(), "rule good: the resource mantik_site: ", 'Put "any" in quotes')
+
+
 def test_a_notebook_that_is_missing_is_told_without_a_traceback(project: Project) -> None:
     """Snakemake itself looks for it before there is an executor."""
     rule = """

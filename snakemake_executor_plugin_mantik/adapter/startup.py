@@ -129,12 +129,12 @@ class ActiveRun:
 
         The journal has that from before the job's first request to the site.
         """
-        before = self.engine.site_of([*map(job_identity, list_members(unit.job))])
+        before, tried = self.engine.sites_of_jobs([*map(job_identity, list_members(unit.job))])
         if not unit.anywhere:
             return unit.sites[unit.sites.index(before) if before in unit.sites else 0 :]
         names = able_sites(unit, self.checked.planners, self.engine).sites
         if before in unit.sites:
-            return (before, *(name for name in names if name != before))
+            return (before, *(name for name in names if name not in {before, *tried}))
         there = self.engine.sites_of({path for at in unit.members for path in at.storable})
         names = tuple(name for name in names if name in there)[:1] or names
         asked = {name: unit.at((name,)).asked for name in names}

@@ -185,11 +185,12 @@ class Engine:
         """Submit a job that is not requested yet, behind those that make its inputs."""
         self._loop.call_soon_threadsafe(self._propose, request)
 
-    def site_of(self, jobs: Sequence[str]) -> str:
-        """Return the name of the site at which jobs have an open attempt; empty if none has."""
+    def sites_of_jobs(self, jobs: Sequence[str]) -> tuple[str, list[str]]:
+        """Return the site with an open attempt of jobs, or '', and those that they have left."""
 
-        async def find() -> str:
-            return next((r.site for r in reversed(self._journal.open_attempts(*jobs))), "")
+        async def find() -> tuple[str, list[str]]:
+            at = [record.site for record in self._journal.open_attempts(*jobs)]
+            return at.pop() if at else "", self._journal.tried_sites(*jobs)
 
         return self.run(find())
 

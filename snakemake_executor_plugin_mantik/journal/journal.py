@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -672,20 +673,25 @@ class Journal(Database):
         Two groups may share a member: Snakemake may group jobs differently in each run, and rules
         may get or lose their group.
         """
-        open_ = self._of_jobs(jobs, "state NOT IN ('done', 'abandoned')")
-        return sorted(open_, key=lambda record: record.created)
+        return self._of_jobs(jobs, "state NOT IN ('done', 'abandoned')")
 
     def left_attempts(self, jobs: Sequence[str], place: str) -> list[AttemptRecord]:
         """Return the attempts of jobs that were left behind at a place and may still run there."""
         left = "state = 'abandoned' AND outcome LIKE ? AND place = ?"
         return self._of_jobs(jobs, left, f"{LEFT}%", place)
 
+    def tried_sites(self, *jobs: str) -> list[str]:
+        """Return the sites of jobs' attempts in vain since one last ended or was cancelled."""
+        over = reversed(self._of_jobs(jobs, "state IN ('done', 'abandoned')"))
+        vain = takewhile(lambda r: r.state == "abandoned" and r.outcome.startswith("failed"), over)
+        return [record.site for record in vain]
+
     def _of_jobs(self, jobs: Sequence[str], which: str, *values: str) -> list[AttemptRecord]:
-        """Return the attempts of jobs, and of groups with them, that match an SQL condition."""
+        """Return the attempts of jobs and groups with them that match in SQL, oldest first."""
         of_job = "WHERE (job = ? OR id IN (SELECT attempt FROM members WHERE job = ?)) AND "
         where = of_job + which
         found = {r.id: r for job in jobs for r in self._attempts(where, (job, job, *values))}
-        return list(found.values())
+        return sorted(found.values(), key=lambda record: record.created)
 
     def attempts(self, ids: Iterable[str]) -> list[AttemptRecord]:
         return [record for one in ids for record in self._attempts("WHERE id = ?", (one,))]

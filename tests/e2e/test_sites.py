@@ -1,6 +1,7 @@
 """One workflow over two sites of different APIs: each rule where it belongs, files where needed."""
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 from hpc_sandbox.faults import Fault
 from hpc_sandbox.firecrest.site import FirecrestServer
 from hpc_sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.journal import AttemptRecord
 from tests.real.centre import Centre
 from tests.support.places import REAL, MakeProject
 from tests.support.workflows import Place, Project, Running, tells, until
@@ -376,13 +378,19 @@ ANYWHERE = """
 
     rule hold:
         output: "{n}.held"
-        resources: mantik_site="hpc2"
+        resources: mantik_site=lambda wildcards: "hpc2" if wildcards.n in "12" else "hpc1"
         shell: "echo {wildcards.n} >> holding; until [ -e go ]; do sleep 0.1; done; touch {output}"
 
     rule chosen:
         input: "ready.txt"
         output: "chosen.txt"
         resources: mantik_site="any"
+        shell: "echo ran >> {output}"
+
+    rule waits:
+        input: "ready.txt"
+        output: "waits.txt"
+        resources: mantik_site="any", mantik_wait="2s"
         shell: "echo ran >> {output}"
 
     rule free:
@@ -398,11 +406,11 @@ ANYWHERE = """
 KILLED_OPTIONS = ("--nolock", "--rerun-incomplete", "--retries", "0")
 
 
-def fill(two: Project, place: Place) -> Running:
-    """Start `ANYWHERE` and let it occupy both slots of `hpc2`; then it goes on."""
-    running = two.start(*KILLED_OPTIONS)
-    holding = two.workspace_at(place) / "holding"
-    until(lambda: holding.exists() and len(holding.read_text().split()) == 2, "both slots")
+def fill(two: Project, *places: Place, targets: tuple[str, ...] = ()) -> Running:
+    """Start `ANYWHERE` and let it occupy both slots of each place; then it goes on."""
+    running = two.start(*KILLED_OPTIONS, *targets)
+    holding = [two.workspace_at(place) / "holding" for place in places]
+    until(lambda: all(f.exists() and len(f.read_text().split()) == 2 for f in holding), "the slots")
     two.write("busy", "")
     return running
 
@@ -438,6 +446,33 @@ def test_a_job_for_any_site_is_found_at_the_one_that_was_chosen(
     two.run(*KILLED_OPTIONS).ok()
     assert two.read("chosen.txt") == "ran\n"
     assert {r.site for r in two.attempts if r.rule == "chosen"} == {"hpc1"}
+
+
+def test_a_job_for_any_site_keeps_its_place_at_the_last_one(
+    two: Project, sandbox_place: Place, firecrest_place: Place
+) -> None:
+    """After kill -9 and longer than `mantik_wait`, although the site that it has left is free."""
+
+    def waits() -> list[AttemptRecord]:
+        return [record for record in two.attempts if record.rule == "waits"]
+
+    two.write("Snakefile", ANYWHERE)
+    held = {"hpc2": ("1.held", "2.held"), "hpc1": ("3.held", "4.held")}
+    targets = (*held["hpc1"], *held["hpc2"], "waits.txt")
+    running = fill(two, firecrest_place, sandbox_place, targets=targets)
+    until(lambda: len(waits()) == 2 and waits()[1].site_jobs, "the job at the next site")
+    left, last = waits()
+    until(lambda: time.time() > last.created + 2, "the end of mantik_wait")
+    running.kill()
+    running = two.start(*KILLED_OPTIONS, *targets)
+    running.says(f"waits: reattached at {last.site}")
+    spaces = {place.name: two.workspace_at(place) for place in (firecrest_place, sandbox_place)}
+    (spaces[left.site] / "go").touch()
+    until(lambda: all(map(two.exists, held[left.site])), "free slots")
+    (spaces[last.site] / "go").touch()
+    said = running.end().ok().output
+    assert [r.site_jobs for r in waits()] == [left.site_jobs, last.site_jobs], said
+    assert two.read("waits.txt") == "ran\n"
 
 
 def test_a_job_for_any_site_does_not_go_to_one_that_is_away(two: Project, healing: Sandbox) -> None:

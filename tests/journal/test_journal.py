@@ -119,6 +119,23 @@ def test_open_attempts_are_those_of_the_job_that_are_not_final(journal: Journal)
     assert len(journal.all_open_attempts()) == 5
 
 
+def test_sites_where_a_job_was_tried_in_vain_count_until_it_has_ended(journal: Journal) -> None:
+    def leave(site: str, outcome: str) -> list[str]:
+        journal.abandoned(new_attempt(journal, site=site).id, outcome)
+        return journal.tried_sites("job")
+
+    assert leave("a", "failed: given up before it started") == ["a"]
+    assert leave("b", "failed: the scheduler took no more jobs") == ["b", "a"]
+    new_attempt(journal, site="b")
+    assert journal.tried_sites("job") == ["b", "a"]
+    assert leave("b", "cancelled") == []
+    assert leave("a", "failed: given up before it started") == ["a"]
+    failed = new_attempt(journal, site="b")
+    journal.ended(failed.id, "failed: exit code 1", waited=1, ran=2, log="")
+    journal.done(failed.id)
+    assert journal.tried_sites("job") == journal.tried_sites("another") == []
+
+
 def test_buckets_are_filled_one_after_the_other(journal: Journal) -> None:
     buckets = [new_attempt(journal, str(n)).bucket for n in range(BUCKET_SIZE + 2)]
     first, second = dict.fromkeys(buckets)

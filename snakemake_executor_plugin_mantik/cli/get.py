@@ -15,6 +15,7 @@ from ..common.errors import UserError, printable
 from ..common.humanize import humanize_count, humanize_duration, humanize_size
 from ..common.state_directory import STATE
 from ..engine.compare import is_same_file
+from ..engine.messages import lost_error
 from ..jobs.paths import display_path, is_at, local_path
 from ..journal import StoredOutput, UndeclaredFile, read_stored, read_undeclared
 from ..sites.base import is_rest_safe
@@ -71,16 +72,11 @@ def find_undeclared(
     if force:
         return list(found.values()), 0
     here = [f for f in found.values() if os.path.lexists(local_path(f.path, directory))]
-    if others := [
-        f
-        for f in here
-        if f.path in exact and not is_same_file(local_path(f.path, directory), f.size, f.made)
-    ]:
-        raise UserError(
-            f"there are other files here: {_names([f.path for f in others])}",
-            where=str(directory),
-            do="Move them away, or replace them with --force",
-        )
+    named = [f for f in here if f.path in exact]
+    _refuse_others(
+        directory,
+        [f for f in named if not is_same_file(local_path(f.path, directory), f.size, f.made)],
+    )
     return [file for file in found.values() if file not in here], len(here)
 
 
@@ -238,11 +234,7 @@ def _chosen(catalog: Catalog, paths: Sequence[str]) -> tuple[list[StoredOutput],
     found = [catalog.find(output.path) for output in wanted]
     for output, now in zip(wanted, found, strict=True):
         if now is None:
-            raise UserError(
-                f"{display_path(output.path)} is no longer there",
-                where=f"site {catalog.site(output)}",
-                do="Run the workflow again: it is then made again",
-            )
+            raise lost_error(output.path, f"site {catalog.site(output)}")
     return [output for output in found if output is not None], others
 
 

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..common.errors import one_line, printable
+from ..common.errors import UserError, one_line, printable
 from ..common.humanize import humanize_count, humanize_duration
 from ..jobs.markers import Marker
+from ..jobs.paths import display_path
 from ..jobs.reasons import Reason
 from ..jobs.script import CHECKPOINT, PREDECESSORS
 from ..journal import AttemptRecord
@@ -267,3 +268,11 @@ def stays_message(site: str, users: Iterable[AttemptRecord]) -> str:
     """Return that a removed file stays at a site while it is used, to follow the file's path."""
     names = ", ".join(dict.fromkeys(user.name for user in users))
     return f"stays at {site} until a run after the end of {names}, which uses it."
+
+
+def lost_error(
+    path: str, where: object, how: str = "is no longer at the place where it was made"
+) -> UserError:
+    """Return the error that a stored output does not exist any more."""
+    do = "Run the workflow again: the rule that makes it then runs, too"
+    return UserError(f"{display_path(path)} {how}", where=str(where), do=do)

@@ -29,7 +29,7 @@ from ..config.environment import (
 from ..config.known_sites import node_cores
 from ..config.model import BackendConfig
 from ..config.named_files import may_mount, read_edf
-from ..jobs.paths import AttemptPaths, display_path, is_at, local_path, nearest, workspace_top
+from ..jobs.paths import AttemptPaths, is_at, local_path, nearest, workspace_top
 from ..jobs.pools import POOL_RESOURCE, Pool
 from ..jobs.resources import (
     billed_cores,
@@ -48,6 +48,7 @@ from ..journal import AttemptRecord, FileLedger, FileRecord, StoredOutput, encod
 from ..sites.base import QueueLimits, SiteFacts, Submission
 from ..staging.local import LocalFile
 from .machine import overlaps
+from .messages import lost_error
 from .request import JobRequest
 from .stage import Staged
 
@@ -264,15 +265,10 @@ class Planner:
                 others += _stored_files(output, place)
                 continue
             if path in request.storable:
-                lost = output is None and ledger.has_row(path)
-                if lost or not os.path.lexists(local_path(path, self.project)):
-                    raise UserError(
-                        f"{display_path(path)} is not at the site any more where it was made"
-                        if lost
-                        else f"{display_path(path)} is neither here nor at a site any more",
-                        where=str(self.project),
-                        do="Start again: the rule that makes it is then run again",
-                    )
+                if output is None and ledger.has_row(path):
+                    raise lost_error(path, self.project)
+                if not os.path.lexists(local_path(path, self.project)):
+                    raise lost_error(path, self.project, "is neither here nor at a site any more")
             wanted.append((path, None))
         files = self.environment_files(request.environment, own=request.own_environment)
         wanted += [(path, local) for local, path in files]

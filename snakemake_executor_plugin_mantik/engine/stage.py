@@ -15,7 +15,7 @@ from ..sites.base import is_rest_safe
 from ..staging.bundle import Fetch, FileChanged, pack
 from ..staging.local import LocalFile, LocalFiles
 from .compare import Looks, by_directory
-from .messages import stays_message
+from .messages import lost_error, stays_message
 from .upload import Share, Uploader
 from .workflow_context import PlaceContext
 
@@ -293,11 +293,7 @@ class Stager(Holdings):
         """Check that the stored outputs among `files` are still there."""
         for file in files:
             if file.stored == self._place and not self._there(file):
-                raise UserError(
-                    f"{display_path(file.path)} is no longer at the place where it was made",
-                    where=f"site {self._site.name}",
-                    do="Start again: the rule that makes it is then run again",
-                )
+                raise lost_error(file.path, f"site {self._site.name}")
 
     def _numbers(self, carried: Iterable[FileRecord], bundles: Iterable[str]) -> dict[str, int]:
         """Return the numbers of a job's contents by path, for those that have one."""

@@ -13,12 +13,13 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..common.errors import MantikError, OutputsLost, SiteNotFound, UserError
+from ..common.errors import MantikError, SiteNotFound, UserError
 from ..common.state_directory import STATE
 from ..connections.connect import find_config, open_site_again
 from ..engine.compare import MOST_DIRECTORIES, Looks, Sight, list_targets
+from ..engine.messages import lost_error
 from ..engine.place import make_retry
-from ..jobs.paths import OURS, display_path
+from ..jobs.paths import OURS
 from ..journal import FileRecord, SiteRecord, StoredOutput, content_name, read_stored
 from ..sites.base import Entry
 from ..sites.credentials import find_account
@@ -99,11 +100,7 @@ class Access:
                     repeat=there.retry.insist, arrived=arrived,
                 )  # fmt: skip
             except SiteNotFound as error:
-                raise OutputsLost(
-                    f"{display_path(path)} is no longer there",
-                    where=f"site {there.site.name}",
-                    do="Start again: the rule that makes it is then run again",
-                ) from error
+                raise lost_error(path, f"site {there.site.name}") from error
 
         async def act(there: Looks) -> None:
             await asyncio.gather(*(one(there, *file) for file in files))

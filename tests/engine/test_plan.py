@@ -161,7 +161,7 @@ def test_an_input_that_is_nowhere_is_reported_before_its_job_is_submitted(tmp_pa
         journal.files.set_stored([output])
         assert [f.path for f in plan.needed_files(job, journal.files, "q")[1]] == ["a"]
         journal.files.drop_stored(output)
-        with pytest.raises(UserError, match="not at the site any more where it was made"):
+        with pytest.raises(UserError, match="no longer at the place where it was made"):
             plan.needed_files(job, journal.files, "p")
 
 

@@ -1,7 +1,7 @@
 """Trivial rules one after the other at a centre, beside plain sbatch with dependencies.
 
 `python -m benchmarks.chain {unicore,firecrest} [LINKS]` prints the seconds for each link: plain
-`sbatch --dependency` on the same Slurm, the executor with jobs that are submitted ahead, and
+`sbatch --dependency` on the same Slurm, the executor with jobs that are presubmitted, and
 without. See benchmarks/centre.py for what it needs.
 """
 
@@ -58,8 +58,8 @@ def main() -> None:
         site, links = Centre(server.directory), arguments.links
         table = Table("what", "a chain", "a single job", "each further link",
                       title=f"{links} trivial jobs one after the other, seconds")  # fmt: skip
-        alone = ("--mantik-ahead", "0")
-        for what, options in (("executor", ()), ("executor, --mantik-ahead 0", alone)):
+        alone = ("--mantik-presubmit", "0")
+        for what, options in (("executor", ()), ("executor, --mantik-presubmit 0", alone)):
             single, chain = (executor(server, n, SNAKEFILE, *options)["all"] for n in (1, links))
             _row(table, what, single, chain, links)
         _row(table, "plain sbatch --dependency", sbatch(site, 1), sbatch(site, links), links)

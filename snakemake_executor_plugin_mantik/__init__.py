@@ -70,7 +70,7 @@ class ExecutorSettings(ExecutorSettingsBase):
             "env_var": True,
         },
     )
-    ahead: int = field(
+    presubmit: int = field(
         default=100,
         metadata={
             "help": "The most jobs per site that are submitted before their inputs exist: they wait"

@@ -159,9 +159,9 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     """
     workdir = Path.cwd()
     found = MistakeCollector()
-    if options.ahead < 0:
+    if options.presubmit < 0:
         raise UserError(
-            f"--mantik-ahead has to be 0 or more, found {options.ahead}",
+            f"--mantik-presubmit has to be 0 or more, found {options.presubmit}",
             do="Give the most jobs that may wait at a site for their inputs; 0 for none",
         )
     wanted = parse_methods(options.software_deployment)

@@ -17,7 +17,7 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from .. import retry
 from ..common.errors import JournalError, MantikError, printable
 from ..common.state_directory import STATE
-from ..engine.messages import ahead_message, describe_os_error
+from ..engine.messages import describe_os_error, presubmitted_message
 from ..engine.request import JobNumber, JobRequest, Outcome
 from ..engine.transfer_meter import TransferMeter
 from ..jobs.reasons import Reason
@@ -314,7 +314,7 @@ class SiteExecutor(RemoteExecutor):
         if (outcome := self._uncommitted.get(job.jobid)) is not None:
             job_log.veto_retry(self.logger, job, outcome)
         if self._run is not None:
-            self._run.ahead.failed(job)
+            self._run.proposals.failed(job)
             self._run.left.pop(job.jobid, None)
         self._commit(job, failed=True)
 
@@ -371,8 +371,8 @@ class SiteExecutor(RemoteExecutor):
         if self._run is None:
             return
         detached, at_once = self._interruption.detached, self._interruption.at_once
-        if detached and not at_once and (records := self._run.engine.drain_ahead()):
-            self.logger.info(ahead_message(records))
+        if detached and not at_once and (records := self._run.engine.presubmit()):
+            self.logger.info(presubmitted_message(records))
         self._run.close("detached" if detached else how, tidy=not (detached or at_once))
 
     def _remark_idle_pools(self) -> None:

@@ -68,11 +68,11 @@ class JobLog(Observer):
             self._waits.add(record.id)
             return None
         self._waits.discard(record.id)
-        ahead = self._requests.get(record.id)
+        presubmitted = self._requests.get(record.id)
         self._requests[record.id] = request
         self._names[request.job] = record.name
-        # What this run submitted: ahead of its inputs, or as a segment behind another one.
-        if (ahead is not None and ahead.unmade) or record.id in self._sent:
+        # What this run submitted: before its inputs existed, or as a segment behind another one.
+        if (presubmitted is not None and presubmitted.unmade) or record.id in self._sent:
             self._known(record, ())
         elif record.state is not AttemptState.PLANNED:
             self._known(record, record.site_jobs)

@@ -38,7 +38,7 @@ from ..sites.base import QueueLimits, SiteFacts
 from ..storage.paths import storable_path
 from . import checks, startup
 from .checks import CheckedWorkflow
-from .look_ahead import forecast_ahead
+from .proposals import forecast_presubmitted
 
 
 def plan_workflow(
@@ -100,7 +100,7 @@ def plan_workflow(
             left += [name for name in unchecked_resources(job.resources, queue) if name not in left]
     for warning in warnings:
         logger.warning(warning)
-    alone, stops = forecast_ahead(checked, units)
+    alone, stops = forecast_presubmitted(checked, units)
     listed = chosen if list_sources else {}
     return JobPlan(
         jobs,

@@ -51,7 +51,7 @@ from .checks import (
     look_up_datasets,
 )
 from .job_log import JobLog
-from .look_ahead import LookAhead
+from .proposals import Proposals
 from .workflow_metadata import describe_pipeline, describe_run, describe_workflow
 
 Ending = Literal["finished", "failed", "killed", "detached"]
@@ -68,7 +68,7 @@ class ActiveRun:
         tracker: makes MLflow runs of jobs and of the workflow.
         notify: writes a line to the user's log.
         requested: numbers of the jobs that were requested from the engine.
-        ahead: finds jobs to submit before Snakemake requests them.
+        proposals: finds jobs to submit before Snakemake requests them.
         left: by number of a request, the sites that it is still for, the next one first.
         measured: by number of a request, its jobs whose benchmark file is written on this machine,
             and the paths of their measurements.
@@ -80,7 +80,7 @@ class ActiveRun:
     tracker: Tracker
     dag: Any
     notify: Callable[[str], None]
-    ahead: LookAhead
+    proposals: Proposals
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
     left: dict[JobNumber, tuple[str, ...]] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class ActiveRun:
 
     def propose(self, job: Any, secrets: Mapping[str, str]) -> None:
         """Let the engine submit the jobs that can wait at the site for a requested one."""
-        for following, request in self.ahead.behind(job, secrets):
+        for following, request in self.proposals.following(job, secrets):
             self.engine.propose(self._named_of(request, following))
 
     @property
@@ -262,7 +262,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
         notify=logger.info,
         observer=Observers(states, tracker),
         configs={name: loaded.path for name, loaded in configs.items()},
-        ahead=options.ahead,
+        presubmit=options.presubmit,
         most_jobs=workflow.global_resources["_nodes"].value,
         meter=meter,
     )
@@ -286,8 +286,8 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
         catalog_of(workdir).attach(engine)
     context = replace(checked.context, workspace=engine.workspace)
     checked = replace(checked, context=context, units={})  # jobs are looked at again
-    ahead = LookAhead(workflow, checked, options.ahead * len(configs))
-    return ActiveRun(engine, checked, states, tracker, dag, logger.info, ahead)
+    proposals = Proposals(workflow, checked, options.presubmit * len(configs))
+    return ActiveRun(engine, checked, states, tracker, dag, logger.info, proposals)
 
 
 def _refuse_to_forget(engine: Engine) -> None:

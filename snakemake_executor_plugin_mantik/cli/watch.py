@@ -89,8 +89,8 @@ def watch_view(
     totals = site_totals(jobs)
     found = watch_rows(jobs, rows, only)
     shown, left = (found, []) if rows is None else (found[:rows], found[rows:])
-    ahead = any(job.awaited_by for group in shown for job in group)
-    table = _table(width, ahead=ahead, sites=len(totals), numbered=numbered)
+    awaited = any(job.awaited_by for group in shown for job in group)
+    table = _table(width, awaited=awaited, sites=len(totals), numbered=numbered)
     kinds = [None, *(_alike(group[0]) for group in shown)]
     for number, group in enumerate(shown, 1):
         known = _cells(group, now, directory, last_lines or {})
@@ -151,7 +151,7 @@ def watch_rows(
 def _alike(job: JobView) -> object:
     """Return what is equal for the jobs that may share a row."""
     # Each is expected to start at another time, behind others.
-    why = "" if job.behind else replace(job, record=replace(job.record, expected=None)).words
+    why = "" if job.waits_for else replace(job, record=replace(job.record, expected=None)).words
     why = why if job.condition.active else same_cause(job.cause, job.name)
     return job.condition, job.rule, job.site, why
 
@@ -178,7 +178,7 @@ def _transfer(transfer: TransferView) -> str:
     return said
 
 
-def _table(width: int, *, ahead: bool, sites: int, numbered: bool) -> Table:
+def _table(width: int, *, awaited: bool, sites: int, numbered: bool) -> Table:
     table = Table(
         box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0),
         expand=width < shared.ONE_LINE,
@@ -186,7 +186,7 @@ def _table(width: int, *, ahead: bool, sites: int, numbered: bool) -> Table:
     wide = width >= _WIDE
     columns = {
         "#": numbered, "job": True, "site": wide or sites > 1, "queue": wide, "state": True,
-        "since": wide, "for": True, "walltime": wide, "next": wide and ahead, "note": True,
+        "since": wide, "for": True, "walltime": wide, "next": wide and awaited, "note": True,
     }  # fmt: skip
     for name in compress(columns, columns.values()):
         right = name in ("#", "since", "for", "walltime", "next")
@@ -237,8 +237,8 @@ def _note(group: Sequence[JobView], directory: Path, line: str) -> str:
         said = said if why in said else f"{why}: {said}"
     elif job.condition is Condition.SUCCEEDED:
         said = last_line(directory / job.record.log) if job.record.log and alone else ""
-    elif job.behind and not alone:
-        others = {name for each in group for name in each.behind}
+    elif job.waits_for and not alone:
+        others = {name for each in group for name in each.waits_for}
         said = f"waits for {humanize_count(len(others), 'job')}"
     return "; ".join(filter(None, [again, part, said]))
 

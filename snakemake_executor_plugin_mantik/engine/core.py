@@ -44,7 +44,7 @@ CLOSE_WAIT_S = 45.0
 """Most seconds for tidying up at the end of a run; then the run ends without it."""
 
 _DRAIN_S = 10.0
-"""Most seconds to submit jobs ahead before a run ends that leaves its jobs running."""
+"""Most seconds to presubmit jobs before a run ends that leaves its jobs running."""
 _UNREQUESTED_S = 20.0
 """Seconds to wait for jobs to end that Snakemake has not requested."""
 _SPARE_S = 5.0
@@ -66,7 +66,7 @@ class Engine:
         notify: Callable[[str], None],
         observer: Observer | None = None,
         configs: Mapping[str, Path] | None = None,
-        ahead: int = 0,
+        presubmit: int = 0,
         most_jobs: int | None = None,
         meter: TransferMeter | None = None,
     ) -> None:
@@ -75,12 +75,12 @@ class Engine:
         `sites` are not yet opened, and names may share a site object; `configs` are the paths of
         their backend configs, for the journal, which is closed with the engine. `state` is our own
         local directory, for logs and files in transfer; `notify` writes a line to the user's log.
-        `ahead` is the most jobs per site that are submitted before they are requested; they count
-        among `most_jobs`, the most jobs at once, if that is limited.
+        `presubmit` is the most jobs per site that are submitted before they are requested; they
+        count among `most_jobs`, the most jobs at once, if that is limited.
         """
         self._observer = observer or Observer()
         self._sites = sites
-        self._ahead = ahead
+        self._most_presubmitted = presubmit
         self._most_jobs = most_jobs
         self._configs = {name: str(path) for name, path in (configs or {}).items()}
 
@@ -227,15 +227,15 @@ class Engine:
 
         return self.run(order())
 
-    def drain_ahead(self) -> list[AttemptRecord]:
-        """Submit what can be submitted ahead now; return all jobs that are not requested yet.
+    def presubmit(self) -> list[AttemptRecord]:
+        """Submit what can be presubmitted now; return all jobs that are not requested yet.
 
         They go on by themselves when the engine ends. Waits a few seconds at most.
         """
-        return self.run(self._drain_ahead())
+        return self.run(self._presubmit())
 
     def end_unneeded(self, jobs: Callable[[], Container[str]]) -> None:
-        """End attempts that earlier runs submitted ahead, of jobs whose identities are returned.
+        """End attempts that earlier runs presubmitted, of jobs whose identities are returned.
 
         `jobs` is called, in the engine's thread, only if there are any such attempts.
         """
@@ -386,7 +386,7 @@ class Engine:
         site.notify, site.record = self._notify, self._journal.record_allocation
         runner = SiteRunner(
             site, facts, planner, place, self.places, observer=self._observer,
-            ahead=partial(self._room_ahead, name),
+            room=partial(self._room_to_presubmit, name),
         )  # fmt: skip
         chosen = (place.id, str(planner.config.exclude))
         if chosen not in self._chosen:  # of names with the same choice, the first one uploads
@@ -402,13 +402,13 @@ class Engine:
         self._runners[name] = runner
         return runner
 
-    def _room_ahead(self, name: str) -> int:
+    def _room_to_presubmit(self, name: str) -> int:
         """Return how many jobs a site may have that are not requested yet."""
         if self._most_jobs is None:
-            return self._ahead
+            return self._most_presubmitted
         active = sum(not task.done() for task in self._jobs.values())
-        others = sum(r.behind.number for site, r in self._runners.items() if site != name)
-        return min(self._ahead, self._most_jobs - active - others)
+        others = sum(r.presubmitter.number for site, r in self._runners.items() if site != name)
+        return min(self._most_presubmitted, self._most_jobs - active - others)
 
     async def _give_up(self, records: Sequence[AttemptRecord]) -> None:
         for record in records:
@@ -441,19 +441,19 @@ class Engine:
         self._requests[request.number] = request
         self._requested.update(request.jobs)
         task = self._jobs[request.number] = asyncio.create_task(self._job(request))
-        task.add_done_callback(self._look_ahead)
+        task.add_done_callback(self._look_again)
 
-    def _look_ahead(self, _: asyncio.Task[None]) -> None:
+    def _look_again(self, _: asyncio.Task[None]) -> None:
         """Use the room that a job leaves."""
         for runner in self._runners.values():
-            runner.behind.look()
+            runner.presubmitter.look()
 
     def _propose(self, request: JobRequest) -> None:
         runner = self._runners.get(request.site)
         if self._ending or runner is None:  # a site whose job makes an input is open
             return
         if runner.facts.orders_jobs or runner.is_pooled(request):
-            runner.behind.propose(request)
+            runner.presubmitter.propose(request)
         elif request.site not in self._unordered:
             self._unordered.add(request.site)
             self._notify(
@@ -492,12 +492,12 @@ class Engine:
         for task in self._jobs.values():
             task.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
-        aheads = [runner.behind for runner in self._runners.values()]
-        await asyncio.gather(*(ahead.close() for ahead in aheads))
+        presubmitters = [runner.presubmitter for runner in self._runners.values()]
+        await asyncio.gather(*(each.close() for each in presubmitters))
         keys = {job for request in self._requests.values() for job in request.jobs}
         # Attempts that have ended need no cancelling: the next run adopts them.
         known = {record.id: record for record in self._journal.open_attempts(*keys)}
-        known |= {record.id: record for ahead in aheads for record in ahead.left}
+        known |= {record.id: record for each in presubmitters for record in each.left}
         known |= {record.id: record for record in self._journal.all_dependents(known)}
         records = [r for r in known.values() if r.state is not AttemptState.ENDED]
         # Leave jobs to another controller that has taken over their place; some sites never opened.
@@ -511,17 +511,17 @@ class Engine:
         others = [record for record in records if record.site not in ours and record.may_run]
         return [*others, *(record for of_site in left for record in of_site)]
 
-    async def _drain_ahead(self) -> list[AttemptRecord]:
-        aheads = [runner.behind for runner in self._runners.values()]
+    async def _presubmit(self) -> list[AttemptRecord]:
+        presubmitters = [runner.presubmitter for runner in self._runners.values()]
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
-                await asyncio.gather(*(ahead.drain() for ahead in aheads))
-        return [record for ahead in aheads for record in ahead.records]
+                await asyncio.gather(*(each.drain() for each in presubmitters))
+        return [record for each in presubmitters for record in each.records]
 
     async def _end_unrequested(self) -> None:
         """End the jobs of this run that Snakemake did not request in the end."""
         for runner in self._runners.values():
-            records = [r for r in runner.behind.left if r.job not in self._requested]
+            records = [r for r in runner.presubmitter.left if r.job not in self._requested]
             if not records or runner.place.lead.deposed is not None:
                 continue
             self._notify(
@@ -535,7 +535,7 @@ class Engine:
                 )
 
     async def _end_unneeded(self, jobs: Callable[[], Container[str]]) -> None:
-        if records := self._journal.open_ahead():
+        if records := self._journal.open_presubmitted():
             unneeded = jobs()
             records = [record for record in records if record.job in unneeded]
             for record in records:
@@ -565,7 +565,7 @@ class Engine:
         runners = self._runners.values()
         for runner in runners:
             runner.watcher.close()
-        await asyncio.gather(*(runner.behind.close() for runner in runners))
+        await asyncio.gather(*(runner.presubmitter.close() for runner in runners))
         cancellers = [runner.canceller for runner in runners]
         if tidy:
             if not self._cancelled:

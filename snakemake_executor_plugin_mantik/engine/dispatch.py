@@ -71,11 +71,11 @@ class Dispatcher(Worker):
     """Make attempts from requests and submit them, at one site.
 
     Attributes:
-        end_behind: ends the attempts that wait for attempts with the given ids.
+        end_dependents: ends the attempts that wait for attempts with the given ids.
         gone_on: the ids of the attempts after which this run lets a job go on.
     """
 
-    end_behind: Callable[[Iterable[str]], Awaitable[None]]
+    end_dependents: Callable[[Iterable[str]], Awaitable[None]]
 
     def __init__(self, work: SiteWork, canceller: Canceller) -> None:
         super().__init__(work)
@@ -143,7 +143,7 @@ class Dispatcher(Worker):
         for record in gone:
             if message := why_unwanted(request, record, made_of(record)):
                 self._notify(message)
-        await self.end_behind([record.id for record in unwanted])
+        await self.end_dependents([record.id for record in unwanted])
         await self._give_up(unwanted)
         # They are in this workspace, even if their site's name means another one now.
         await self._canceller.give_up(left)

@@ -375,7 +375,7 @@ class Ending(Worker):
         files = [there.get(file.path, file) for file in fetched]
         empty = [file for file in there.values() if not file.sha256]
         # Snakemake adds these to each `directory()` when its job has succeeded, and the script of
-        # an attempt that was submitted ahead to its inputs.
+        # a presubmitted attempt to its inputs.
         timestamps = [
             FileRecord(f"{path}/{TIMESTAMP}", 0, hashlib.sha256().hexdigest())
             for path in record.makers

@@ -248,7 +248,7 @@ def unchecked_message(names: Sequence[str]) -> str:
     )
 
 
-def ahead_message(records: Sequence[AttemptRecord]) -> str:
+def presubmitted_message(records: Sequence[AttemptRecord]) -> str:
     """Return the message about jobs that go on although no controller runs."""
     awaited = {maker for record in records for maker in record.makers.values()}
     last = [record.name for record in records if record.id not in awaited]

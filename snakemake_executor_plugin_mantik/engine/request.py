@@ -106,7 +106,7 @@ class JobRequest:
         incomplete: whether to download the outputs of a failed job.
         subject: data for an observer; the engine does not use it.
         unmade: the inputs that other jobs are about to make, and the identity of the job that makes
-            each (`job`), by path. Such a job can be submitted ahead (`engine.behind`).
+            each (`job`), by path. Such a job can be presubmitted (`engine/presubmit`).
         storable: those of its inputs that may be stored outputs.
         storage_link: see `JobSpec.storage_link`.
         datasets: see `JobSpec.datasets`.

@@ -17,7 +17,6 @@ from ..sites.slurm import explain_pending
 from ..staging.bundle import FileChanged
 from ..staging.local import LocalFile
 from .attempt import Attempt
-from .behind import Behind
 from .cancel import Canceller
 from .dispatch import Dispatcher
 from .ending import Ending
@@ -29,6 +28,7 @@ from .machine import Do, End, Verdict, decide
 from .observer import Observer
 from .place import Place, Places, make_retry
 from .plan import Planner
+from .presubmit import Presubmitter
 from .request import JobRequest, Outcome
 from .site_retry import LONGEST_BUSY_S
 from .undeclared import UndeclaredFiles
@@ -60,9 +60,9 @@ class SiteRunner:
         places: Places,
         *,
         observer: Observer | None = None,
-        ahead: Callable[[], int] = lambda: 0,
+        room: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Prepare; `ahead` returns how many jobs may be submitted before they are requested."""
+        """Prepare; `room` returns how many jobs may be submitted before they are requested."""
         workflow, settings = places.workflow, planner.config.site
         self._observer = observer or Observer()
         self.site = site
@@ -87,8 +87,8 @@ class SiteRunner:
         )  # fmt: skip
         self.canceller = Canceller(work, self.watcher)
         self._dispatcher = Dispatcher(work, self.canceller)
-        self.behind = Behind(
-            work, self._dispatcher, lambda: min(ahead(), settings.max_jobs - self._running)
+        self.presubmitter = Presubmitter(
+            work, self._dispatcher, lambda: min(room(), settings.max_jobs - self._running)
         )
         self._slots = asyncio.Semaphore(settings.max_jobs)
         self._requested = self._running = 0
@@ -104,7 +104,7 @@ class SiteRunner:
         running, waiting = self.watcher.count()
         return {
             "running": running,
-            "queued": waiting + self.behind.number + self._requested - self._running,
+            "queued": waiting + self.presubmitter.number + self._requested - self._running,
             "staging": max(0, self._running - running - waiting),
         }
 
@@ -141,7 +141,7 @@ class SiteRunner:
                 return await self._run(request)
             finally:
                 self._running -= 1
-                self.behind.forget(request)
+                self.presubmitter.forget(request)
         finally:
             self._requested -= 1
             if not slot.cancel() and not slot.cancelled():
@@ -150,7 +150,7 @@ class SiteRunner:
     def _is_there(self, request: JobRequest) -> bool:
         """Return whether a job was submitted already: it is watched even if no slot is free."""
         attempts = self._journal.open_attempts(*request.jobs)
-        return self.behind.has(request) or any(
+        return self.presubmitter.has(request) or any(
             r.state is not AttemptState.PLANNED for r in attempts
         )
 
@@ -159,18 +159,18 @@ class SiteRunner:
         return self.planner.resources(request.resources, request.threads).pool is not None
 
     async def _run(self, request: JobRequest) -> Outcome:
-        ahead = await self.behind.take(request)
+        presubmitted = await self.presubmitter.take(request)
         resent, pause, before = 0, 0.0, frozenset[FileRecord]()
         while resent <= _MAX_RESENDS:
             files = await self._dispatcher.look_at_files(request)
             contents = frozenset(file.record for file in files)
             # Inputs that the user has edited meanwhile are no sign of trouble at the site.
             resent, before = (resent if contents == before else 0), contents
-            verdict, outcome = await self._run_attempt(request, files, ahead)
+            verdict, outcome = await self._run_attempt(request, files, presubmitted)
             if outcome is not None:
                 return outcome
             if verdict.end is End.GOES_ON:
-                resent, pause, ahead = 0, 0.0, None
+                resent, pause, presubmitted = 0, 0.0, None
             elif verdict.end is End.LATER:
                 first = _FULL_FIRST_S if verdict.reason is Reason.REJECTED else _AWAY_FIRST_S
                 pause = min(max(2 * pause, first), LONGEST_BUSY_S)
@@ -192,18 +192,18 @@ class SiteRunner:
         )
 
     async def _run_attempt(
-        self, request: JobRequest, files: list[LocalFile], ahead: Attempt | None
+        self, request: JobRequest, files: list[LocalFile], presubmitted: Attempt | None
     ) -> tuple[Verdict, Outcome | None]:
         """Run one attempt; return what its end means, and the outcome if it is the last.
 
-        `ahead` is the attempt that was submitted before the job was requested, if any.
+        `presubmitted` is the attempt that was submitted before the job was requested, if any.
         """
         record = await self._dispatcher.choose_attempt(request, files)
-        if ahead is not None and ahead.record.id == record.id:
-            attempt, attempt.record = ahead, record
+        if presubmitted is not None and presubmitted.record.id == record.id:
+            attempt, attempt.record = presubmitted, record
         else:
             attempt = Attempt.of(record)
-            self.behind.forget(request)
+            self.presubmitter.forget(request)
         attempt.files = files
         try:
             await self._dispatcher.observe(request, attempt)
@@ -220,7 +220,7 @@ class SiteRunner:
                 await self._give_up([sent])
             else:
                 await self.canceller.record_end(record, End.AGAIN, verdict.why)
-            await self.behind.end_segments(request, record)
+            await self.presubmitter.end_segments(request, record)
             await self._follow(request, record, End.AGAIN)
             return verdict, None
         except MantikError as error:
@@ -245,12 +245,12 @@ class SiteRunner:
         record = attempt.record
         # Segments that wait for this one run only if its own script says that the job goes on.
         if asks := end.exit_code == GO_ON_CODE:
-            await self.behind.stop_segments(request)
+            await self.presubmitter.stop_segments(request)
         else:
-            await self.behind.end_segments(request, record)
+            await self.presubmitter.end_segments(request, record)
         verdict, outcome = await Ending(self._work, attempt, self.canceller).conclude(end)
         if asks and verdict.end is not End.GOES_ON:
-            await self.behind.end_segments(request, record)
+            await self.presubmitter.end_segments(request, record)
         if verdict.end is End.GOES_ON:
             self._dispatcher.gone_on.add(record.id)
         if verdict.purged:
@@ -266,7 +266,7 @@ class SiteRunner:
         todo = decide(end).todo
         # At once: no other attempt may be submitted behind it any more.
         if todo & {Do.FREE, Do.WITHDRAW}:
-            self.behind.ended(request, record, succeeded=Do.FREE in todo)
+            self.presubmitter.ended(request, record, succeeded=Do.FREE in todo)
         if Do.DOUBT in todo:
             self.place.lead.doubt()
         if Do.ASSURE in todo:  # another controller may have changed its outputs
@@ -337,7 +337,7 @@ class SiteRunner:
         while True:
             if submit:
                 await self._dispatcher.submit(attempt)
-            self.behind.submitted(request, attempt)
+            self.presubmitter.submitted(request, attempt)
             watching = self.watcher.watch(
                 attempt.record, attempt.ids, sent=attempt.sent, live=attempt.live is not None,
                 interrupted=not submit,
@@ -383,12 +383,12 @@ class SiteRunner:
         if outcome.attempt_id and not taken:
             self._journal.spoiled(outcome.attempt_id)
             [record] = self._journal.attempts([outcome.attempt_id])
-            self.behind.ended(request, record, succeeded=False)
+            self.presubmitter.ended(request, record, succeeded=False)
         self.place.in_use.used([*request.inputs, *(output.path for output in request.outputs)])
         if outcome.succeeded:
             self.local.touched(self._made(request))
             if taken:
-                self.behind.accepted(request)
+                self.presubmitter.accepted(request)
         if outcome.attempt_id:
             environment = self.planner.config.all_environments[request.environment]
             let_end = bool(environment.after_on_login)

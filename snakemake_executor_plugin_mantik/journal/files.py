@@ -166,7 +166,7 @@ class FileLedger:
             return StoredOutput(path, place, bool(row["directory"]), row["made"], row["job"], ())
         file = self.remote_file(place, path)
         files = [file] if file is not None else self.remote_files(place, below=path)
-        # The script of a job that runs ahead adds this file, and Snakemake does here.
+        # The script of a job that was presubmitted adds this file, and Snakemake does here.
         files = [f for f in files if f.stored or PurePosixPath(f.path).name != TIMESTAMP]
         # A file that was uploaded since has another content.
         if len(files) != row["files"] or not all(file.stored for file in files):

@@ -45,8 +45,10 @@ _WAITS_S = 7 * 86400.0
 _MOST_WAITS = 50
 """Age and number of the jobs whose waits tell how long others will wait."""
 
-_OPEN_AHEAD = "INDEXED BY attempts_after WHERE after <> '' AND state NOT IN ('done', 'abandoned')"
-"""The open attempts that were submitted ahead; without the index, SQLite would read all
+_OPEN_PRESUBMITTED = (
+    "INDEXED BY attempts_after WHERE after <> '' AND state NOT IN ('done', 'abandoned')"
+)
+"""The open attempts that were presubmitted; without the index, SQLite would read all
 attempts."""
 
 _ORDER = {state: rank for rank, state in enumerate(AttemptState)}
@@ -431,8 +433,8 @@ class Journal(Database):
         return record
 
     def dependents(self, attempt_id: str) -> list[AttemptRecord]:
-        """Return the open attempts that were submitted ahead of their inputs, made by another."""
-        return self._attempts(f"{_OPEN_AHEAD} AND after LIKE ?", (f'%"{attempt_id}"%',))
+        """Return the open attempts that were presubmitted and wait for an attempt."""
+        return self._attempts(f"{_OPEN_PRESUBMITTED} AND after LIKE ?", (f'%"{attempt_id}"%',))
 
     def all_dependents(self, ids: Iterable[str]) -> list[AttemptRecord]:
         """Return the open attempts that wait for some attempts, or for others that do."""
@@ -444,12 +446,12 @@ class Journal(Database):
             left += [record.id for record in more]
         return list(found.values())
 
-    def open_ahead(self) -> list[AttemptRecord]:
-        """Return the open attempts that were submitted ahead of their inputs."""
-        return self._attempts(_OPEN_AHEAD, ())
+    def open_presubmitted(self) -> list[AttemptRecord]:
+        """Return the open attempts that were presubmitted."""
+        return self._attempts(_OPEN_PRESUBMITTED, ())
 
     def note_made(self, attempt_id: str, files: Iterable[FileRecord]) -> None:
-        """Record what an attempt has made, if attempts that were submitted ahead read it."""
+        """Record what an attempt has made, if attempts that were presubmitted read it."""
         if self.dependents(attempt_id):
             self.change_each(
                 "INSERT OR REPLACE INTO made VALUES (?, ?, ?)",
@@ -463,7 +465,7 @@ class Journal(Database):
 
     def _forget_made(self) -> None:
         """Delete the records of `note_made` once no attempt, or next segment of one, needs them."""
-        if not self.value("SELECT 1 FROM made") or self.open_ahead():
+        if not self.value("SELECT 1 FROM made") or self.open_presubmitted():
             return
         goes_on = self.value(
             "SELECT 1 FROM attempts WHERE after <> '' AND goes_on <> '' AND NOT EXISTS"

@@ -237,7 +237,7 @@ class AttemptRecord:
 
     @property
     def makers(self) -> dict[str, str]:
-        """The ids of those that make its inputs, by path, if it was submitted ahead of them."""
+        """The ids of those that make its inputs, by path, if it was presubmitted."""
         return dict(json.loads(self.after)) if self.after else {}
 
     @property

@@ -153,7 +153,7 @@ def read_context(
     if remote.immediate_submit:
         raise UserError(
             "--immediate-submit does not work with the mantik executor",
-            do="Remove the option: --mantik-ahead submits jobs before their inputs exist",
+            do="Remove the option: --mantik-presubmit submits jobs before their inputs exist",
         )
     if remote.jobscript is not None:
         raise UserError(

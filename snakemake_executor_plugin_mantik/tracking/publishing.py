@@ -486,9 +486,9 @@ def _update_workflow_run(
     pipeline = log.pipeline(run.id)
     if pipeline is not None:
         members = read_members(log.db)
-        ahead = {tracked.attempt_id for tracked, _ in jobs if tracked.behind}
+        waiting = {tracked.attempt_id for tracked, _ in jobs if tracked.behind}
         found = overview_jobs([record for _, record in jobs], controlled=True, members=members)
-        attempts = [replace(job, note=job.remark) for job in found if job.id not in ahead]
+        attempts = [replace(job, note=job.remark) for job in found if job.id not in waiting]
         over = end is not None
         picture = make_picture(run.data["name"], pipeline, attempts, now, over=over)
         _draw(client, run.id, run_id, picture)

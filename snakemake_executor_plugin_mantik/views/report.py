@@ -166,7 +166,7 @@ def gather_report(
     controlled = is_controlled(workdir / STATE)
     history = read_workflow(workdir / STATE)
     attempts = overview_jobs(history.attempts, controlled=controlled, members=history.members)
-    jobs, runs = [job for job in attempts if not job.ahead], history.runs
+    jobs, runs = [job for job in attempts if not job.upcoming], history.runs
     allocations = history.allocations
     if not every:
         for run in reversed(history.runs):

@@ -92,9 +92,9 @@ class JobView(Node):
 
     Attributes:
         number: how many attempts the job has had with this one; several segments in a row are one.
-        ahead: whether it is a segment whose turn has not come, or never came.
+        upcoming: whether it is a segment whose turn has not come, or never came.
         last: whether no later attempt of the job replaces it.
-        behind: names of the jobs, or the segment of its own, that it waits for at its site.
+        waits_for: names of the jobs, or the segment of its own, that it waits for at its site.
         awaited_by: names of the jobs that wait for it there.
         asked, used: what it requested and used, as far as it is known.
     """
@@ -102,10 +102,10 @@ class JobView(Node):
     record: AttemptRecord
     number: int
     condition: Condition
-    ahead: bool
+    upcoming: bool
     last: bool
     pending: str = ""
-    behind: tuple[str, ...] = ()
+    waits_for: tuple[str, ...] = ()
     awaited_by: tuple[str, ...] = ()
     sight: Sight = field(default_factory=Sight)
     asked: Asked = field(default_factory=Asked)
@@ -125,8 +125,8 @@ class JobView(Node):
 
     @property
     def present(self) -> bool:
-        """Whether it is the last attempt of its job, or may still run; not if it is `ahead`."""
-        return not self.ahead and (self.last or self.record.may_run)
+        """Whether it is the last attempt of its job, or may still run; not if it is `upcoming`."""
+        return not self.upcoming and (self.last or self.record.may_run)
 
     def waited(self, now: float) -> float | None:
         """Return the seconds that it has waited so far, or did, where known."""
@@ -186,8 +186,8 @@ class JobView(Node):
         record = self.record
         if record.hindrance and self.pending in ("", record.hindrance):
             return f"cannot start: {_explained(record.hindrance)}"
-        if self.behind:
-            return f"waits for {', '.join(self.behind)}"
+        if self.waits_for:
+            return f"waits for {', '.join(self.waits_for)}"
         words = f"waiting: {_explained(self.pending)}" if self.pending else "waiting"
         if record.expected is not None:
             when = time.strftime("%d %b %H:%M", time.localtime(record.expected))
@@ -234,7 +234,7 @@ class JobView(Node):
             "pending_words": _explained(self.pending),
             "cannot_start": record.hindrance,
             "expected_start": record.expected if self.condition is Condition.WAITING else None,
-            "behind": list(self.behind),
+            "waits_for": list(self.waits_for),
             "awaited_by": list(self.awaited_by),
             "waiting_since": self.queued,
             "running_since": self.started,
@@ -277,8 +277,8 @@ def overview_jobs(
     for record in records:
         for maker in record.makers.values() if record.may_run else ():
             awaiting.setdefault(maker, {})[record.name] = None
-    ahead = _segments_ahead(records)
-    last = {record.job: record.id for record in records if record.id not in ahead}
+    upcoming = _upcoming_segments(records)
+    last = {record.job: record.id for record in records if record.id not in upcoming}
     numbers: Counter[str] = Counter()
     number_of: dict[str, int] = {}
     followed: set[str] = set()
@@ -290,11 +290,11 @@ def overview_jobs(
         followed.add(record.follows)
         sight = (sights or {}).get(record.id, Sight())
         before = [known[one] for one in record.before if one in known and record.may_run]
-        behind = dict.fromkeys(
+        waits_for = dict.fromkeys(
             one.part if one.id == record.follows else one.name for one in before if one.may_run
         )
-        behind.pop("", None)
-        condition = _condition(record, sight, waits=bool(behind), controlled=controlled)
+        waits_for.pop("", None)
+        condition = _condition(record, sight, waits=bool(waits_for), controlled=controlled)
         view = JobView(
             record=record,
             id=record.id,
@@ -305,10 +305,10 @@ def overview_jobs(
             jobs=(members or {}).get(record.id, (record.job,)),
             number=number_of[record.id],
             condition=condition,
-            ahead=record.id in ahead,
+            upcoming=record.id in upcoming,
             last=last.get(record.job) == record.id,
             pending=sight.pending or record.pending,
-            behind=tuple(behind),
+            waits_for=tuple(waits_for),
             awaited_by=tuple(awaiting.get(record.id, ())) if record.may_run else (),
             sight=sight,
             asked=record.what_asked,
@@ -319,23 +319,23 @@ def overview_jobs(
 
 
 def present_attempts(records: Sequence[AttemptRecord]) -> list[AttemptRecord]:
-    """Return the last attempt of each job, and all that may still run, without segments ahead."""
+    """Return the last attempt of each job, and all that may run, without upcoming segments."""
     return [job.record for job in overview_jobs(records, controlled=False) if job.present]
 
 
-def _segments_ahead(records: Iterable[AttemptRecord]) -> set[str]:
+def _upcoming_segments(records: Iterable[AttemptRecord]) -> set[str]:
     """Return the ids of the segments whose turn has not come, or never came."""
     known: dict[str, AttemptRecord] = {}
-    ahead: set[str] = set()
+    upcoming: set[str] = set()
     for record in records:  # the oldest first
         known[record.id] = record
         before = known.get(record.follows)
         if before is not None:
             came = before.goes_on or before.outcome.startswith(WENT_ON)
             came = came or (before.finished is not None and record.created >= before.finished)
-            if before.id in ahead or not came:
-                ahead.add(record.id)
-    return ahead
+            if before.id in upcoming or not came:
+                upcoming.add(record.id)
+    return upcoming
 
 
 def _condition(record: AttemptRecord, sight: Sight, *, waits: bool, controlled: bool) -> Condition:

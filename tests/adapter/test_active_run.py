@@ -45,7 +45,7 @@ def test_earlier_requests_learn_what_a_checkpoint_adds() -> None:
     dag, nothing = Dag(), cast(Any, None)
     run = ActiveRun(
         engine=nothing, checked=nothing, states=nothing, tracker=nothing, dag=dag, notify=nothing,
-        ahead=nothing,
+        proposals=nothing,
     )  # fmt: skip
     dag.add("first.txt")
     named = run.named

@@ -76,7 +76,7 @@ def test_named_outputs_stay(workflow: Project) -> None:
     assert workflow.read("results/set.txt") == "raw\n"
     (workflow.workspace / "results/set.txt").unlink()
     (workflow.workspace / "later").touch()
-    workflow.run("--forcerun", "score", "--mantik-ahead", "0").ok()
+    workflow.run("--forcerun", "score", "--mantik-presubmit", "0").ok()
     assert "".join(workflow.lines()) == "ptspts"
 
 

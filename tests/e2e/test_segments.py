@@ -92,7 +92,7 @@ def test_its_controller_may_be_killed_in_any_segment(project: Project, sandbox: 
         until(lambda: sum(bool(r.site_jobs) for r in project.attempts) >= 10, "the segments ahead")
         run.kill()
         (place / f"held-{number}").unlink()
-    # The rest goes on without a controller, since it was submitted ahead.
+    # The rest goes on without a controller, since it was presubmitted.
     until((place / "model.txt").exists, "the model")
     project.run("score.txt", "--nolock", "--rerun-incomplete").ok()
     is_trained(project)
@@ -123,14 +123,14 @@ def test_a_checkpoint_that_was_changed_at_the_site_is_noticed(project: Project) 
     project.workspace.mkdir(parents=True)
     held = project.workspace / "held-0"
     held.touch()
-    run = project.start("score.txt", "--mantik-ahead", "0")
+    run = project.start("score.txt", "--mantik-presubmit", "0")
     begun(project, run, 0)
     run.kill()
     held.unlink()
     until(lambda: list(project.workspace.glob(".mantik/attempts/*/*.85")), "the end of the segment")
     (project.workspace / "ckpt/epoch").write_text("7")
     said = project.run(
-        "score.txt", "--nolock", "--rerun-incomplete", "--mantik-ahead", "0"
+        "score.txt", "--nolock", "--rerun-incomplete", "--mantik-presubmit", "0"
     ).failed()
     tells(said, "Before segment 2 of 10, the checkpoint was removed or changed", "ckpt/epoch")
     project.run("score.txt", "--nolock", "--rerun-incomplete").ok()
@@ -150,7 +150,7 @@ def test_without_progress_it_does_not_go_on(project: Project) -> None:
 def test_used_up_segments_go_on_when_it_is_started_again(project: Project) -> None:
     written(project, "200s")
     project.write("train.py", TRAIN.replace("if segment == 0 or", "if"))
-    alone = ("--mantik-ahead", "0")
+    alone = ("--mantik-presubmit", "0")
     said = project.run("score.txt", "--set-resources", "train:mantik_continue=3", *alone).failed()
     tells(said, "but this was segment 3 of 3", "mantik_continue", "snakemake --forcerun train")
     project.run("score.txt", *alone).ok()

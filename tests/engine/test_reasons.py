@@ -272,7 +272,7 @@ def test_jobs_that_wait_for_others_are_told_of_in_whole_sentences() -> None:
         id="1", site="hpc1", bucket=0, job="b", rule="b", name="b", fingerprint="f",
         state=AttemptState.SUBMITTED,
     )  # fmt: skip
-    assert messages.ahead_message([one]) == (
+    assert messages.presubmitted_message([one]) == (
         "1 job waits at its site and starts without this machine when the jobs before it have"
         " ended: b."
     )

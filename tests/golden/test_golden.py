@@ -36,7 +36,7 @@ def cancel(project: Project, *flags: str) -> None:
 
 def submit_all(project: Project, number: int) -> None:
     """Let the first job end when all are at the site."""
-    run = project.start("--mantik-ahead", "10")
+    run = project.start("--mantik-presubmit", "10")
     until(lambda: sum(len(one.site_jobs) for one in project.attempts) == number, "the jobs")
     (project.workspace / "go").touch()
     run.end().ok()
@@ -137,7 +137,7 @@ WORKFLOWS = {
             params: factor=2
             script: "double.py"
     """),
-    "ahead": Workflow("""
+    "presubmitted": Workflow("""
         rule last:
             input: "b.txt"
             output: "c.txt"
@@ -183,7 +183,7 @@ def test_workflow_leaves_what_was_recorded(
         project.write("double.py", SCRIPT)
         watch_steps(project)
         try:
-            workflow.run(project, "--mantik-ahead", "0")
+            workflow.run(project, "--mantik-presubmit", "0")
         finally:
             project.close()
         journals.append(list(history(project)))

@@ -158,7 +158,7 @@ def test_after_a_segment_without_a_marker_a_change_is_needed(trial: Trial, chang
         assert not (trial.workspace / "model").exists()
 
 
-def test_one_that_was_submitted_ahead_runs_only_if_it_is_wanted(trial: Trial) -> None:
+def test_one_that_was_presubmitted_runs_only_if_it_is_wanted(trial: Trial) -> None:
     def behind(before: JobSpec, command: str) -> JobSpec:
         return replace(
             segment(trial, command),
@@ -183,7 +183,7 @@ def test_one_that_was_submitted_ahead_runs_only_if_it_is_wanted(trial: Trial) ->
     assert not (trial.workspace / "ran").exists()
 
 
-def test_one_that_was_submitted_ahead_compares_the_checkpoint(trial: Trial) -> None:
+def test_one_that_was_presubmitted_compares_the_checkpoint(trial: Trial) -> None:
     first = segment(trial, "echo 1 > ckpt/state; exit 85")
     trial.run(first)
     trial.write("ckpt/state", "9\n")

@@ -296,7 +296,7 @@ def test_attempts_that_wait_for_others_are_found(tmp_path: Path) -> None:
         assert any("USING INDEX attempts_after" in row["detail"] for row in plan), (
             "all attempts are read"
         )
-        assert [r.id for r in journal.open_ahead()] == [second.id, third.id]
+        assert [r.id for r in journal.open_presubmitted()] == [second.id, third.id]
         assert journal.attempts([second.id])[0].makers == {"d/é": first.id, "e": first.id}
         journal.note_made(first.id, [FileRecord("d/é/x", 1, "1"), FileRecord("e", 2, "2")])
         journal.note_made(third.id, [FileRecord("g", 1, "3")])

@@ -122,7 +122,7 @@ class Session:
         *,
         one_client: bool = False,
         beside: "Session | None" = None,
-        ahead: int = 0,
+        presubmit: int = 0,
     ) -> None:
         """Start a process at the worlds' time.
 
@@ -132,7 +132,7 @@ class Session:
             config: of each site.
             one_client: whether names of one world share a client.
             beside: another process that goes on at the same time.
-            ahead: the most jobs at a site that are submitted before they are requested.
+            presubmit: the most jobs at a site that are submitted before they are requested.
         """
         now = max(world.now for world in worlds.values())
         self.loop: VirtualLoop = VirtualLoop(now) if beside is None else beside.loop
@@ -163,7 +163,7 @@ class Session:
             sites[name] = (client[1], SimulatedPlanner(own, None, workdir, worlds[name]))
         self.engine = InPlace(
             self.loop, sites, journal=self.journal, workdir=workdir, state=self._state,
-            notify=self.said.append, ahead=ahead,
+            notify=self.said.append, presubmit=presubmit,
         )  # fmt: skip
 
     def die_at(self, point: int) -> None:

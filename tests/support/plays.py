@@ -261,7 +261,7 @@ class Play:
         session = Session(
             self.worlds, self.workdir, self.schedule.config,
             one_client="one place" not in self.schedule.kinds, beside=beside,
-            ahead=self.schedule.ahead,
+            presubmit=self.schedule.presubmit,
         )  # fmt: skip
         clock = session.loop.time
         begin, end = (clock() + seconds for seconds in cut_off)
@@ -685,7 +685,7 @@ class Play:
         )
         self._remove_temporary(job, self._asked, ended)
 
-    def _look_ahead(self, session: Session) -> None:
+    def _look_again(self, session: Session) -> None:
         """Propose the jobs that wait only for jobs at the same site, as the executor does."""
         for job in self.jobs:
             if job.number not in self._asked or job.number in self._going or self._is_done(job):
@@ -696,7 +696,7 @@ class Play:
                 self._going[job.number] = job.site
                 unmade = {maker.output: maker.request.job for maker in makers}
                 session.engine.proposed(replace(job.request, unmade=unmade))
-                self.schedule.happened["jobs proposed ahead"] += 1
+                self.schedule.happened["jobs proposed"] += 1
 
     def _impatient(self, job: Job) -> JobRequest:
         """What the engine is asked for a job that may go to another site, perhaps."""
@@ -710,7 +710,7 @@ class Play:
             (self.workdir / job.output).unlink(missing_ok=True)
             session.point()
             self._going[job.number] = job.site
-            self._look_ahead(session)
+            self._look_again(session)
             outcome = await session.engine.job(self._impatient(job))
             if outcome.withdrawn:
                 job.site = next(name for name in self.schedule.names if name != job.site)

@@ -121,7 +121,7 @@ class Schedule:
         names: the sites.
         jobs: how many the workflow has, at least and at most.
         needs: how likely a job needs an earlier one.
-        ahead: the most jobs at a site that are submitted before their inputs exist.
+        presubmit: the most jobs at a site that are submitted before their inputs exist.
         patience_s: how long a job may wait to start before it goes to another site; None for ever.
         sessions: how often the run may be ended from here on before everything is well.
         healed: whether everything is well from now on.
@@ -164,7 +164,7 @@ class Schedule:
         if "targets" in self.kinds:
             self.jobs = (3, 6)
         # Not a misfortune: jobs are submitted before their inputs exist.
-        self.ahead = random.Random(f"{seed} ahead").choice((0, 0, 1, 3, 100))
+        self.presubmit = random.Random(f"{seed} ahead").choice((0, 0, 1, 3, 100))
         # Nor that: jobs that have not started after so many seconds go to another site.
         self.patience_s = random.Random(f"{seed} patience").choice((None, None, 10, 100, 3000))
         # Nor that: jobs need several segments.

@@ -147,14 +147,14 @@ def test_a_retry_after_segments_is_a_run_of_its_own(elsewhere: Tracked, tmp_path
     prepare(elsewhere)
     broken = project.workspace / "broken"
     broken.touch()
-    said = project.run("--mantik-ahead", "0").failed()
+    said = project.run("--mantik-presubmit", "0").failed()
     tells(said, "exit code 3")
     check(elsewhere, "FAILED")
     before = elsewhere.run()
     assert before.data.metrics["mantik/exit_code"] == 3
     broken.unlink()
     project.write("train.py", TRAIN.replace("for _ in range(2)", "for _ in range(8 - epoch)"))
-    project.run("--mantik-ahead", "0").ok()
+    project.run("--mantik-presubmit", "0").ok()
     runs = elsewhere.client.search_runs([before.info.experiment_id], "tags.mantik.rule = 'train'")
     [other] = [run for run in runs if run.info.run_id != before.info.run_id]
     assert other.info.status == "FINISHED"

@@ -82,4 +82,4 @@ def test_what_is_read_from_the_code_is_shown() -> None:
     assert "| `Queue` | a text or a list | required |" in keys
     assert "| `--missed skip\\|once` |" in commands
     assert "    smk-mantik runs submit [OPTIONS] PROJECT\n" in commands
-    assert "| `--mantik-ahead N` | `100` |" in options
+    assert "| `--mantik-presubmit N` | `100` |" in options

@@ -30,7 +30,7 @@ _NAMED_LONGEST_S = 5.0
 
 
 @dataclass(eq=False)
-class _Ahead:
+class _Presubmission:
     """A job that is submitted before Snakemake requests it.
 
     Attributes:
@@ -83,11 +83,11 @@ class _Segments:
     stopped: bool = False
 
 
-class Behind(Worker):
+class Presubmitter(Worker):
     """The attempts of one site that wait there for others, and the jobs that are to be such.
 
-    Jobs are submitted ahead of their inputs before Snakemake requests them; of a job that goes on
-    past its walltime, the next segments.
+    Jobs are submitted before Snakemake requests them (presubmitted); of a job that goes on past
+    its walltime, the next segments.
     """
 
     def __init__(self, work: SiteWork, dispatcher: Dispatcher, room: Callable[[], int]) -> None:
@@ -96,38 +96,38 @@ class Behind(Worker):
         self._dispatcher = dispatcher
         self._most = room
         self._wanted: dict[str, JobRequest] = {}
-        self._ahead: dict[str, _Ahead] = {}
+        self._presubmitted: dict[str, _Presubmission] = {}
         self._makers: defaultdict[str, _Maker] = defaultdict(_Maker)
         self._segments: dict[str, _Segments] = {}
         self._own: set[str] = set()
         self._ending: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._named: dict[str, asyncio.Task[str]] = {}
         self._closed = False
-        dispatcher.end_behind = self.end_behind
+        dispatcher.end_dependents = self.end_dependents
 
     @property
     def records(self) -> list[AttemptRecord]:
         """The attempts that were submitted and not requested by Snakemake since, oldest first."""
-        sent = [ahead.attempt for ahead in self._ahead.values() if ahead.attempt is not None]
+        sent = [s.attempt for s in self._presubmitted.values() if s.attempt is not None]
         found = self._journal.attempts(attempt.record.id for attempt in sent)
         return [record for record in found if not record.state.final]
 
     @property
     def left(self) -> list[AttemptRecord]:
-        """All open attempts that this run has submitted ahead, or was about to."""
-        return [record for record in self._journal.open_ahead() if record.id in self._own]
+        """All open attempts that this run has presubmitted, or was about to."""
+        return [record for record in self._journal.open_presubmitted() if record.id in self._own]
 
     @property
     def number(self) -> int:
-        """How many jobs are submitted ahead, or about to be."""
-        return len(self._ahead)
+        """How many jobs are presubmitted, or about to be."""
+        return len(self._presubmitted)
 
     def _room(self) -> int:
         return self._most() - self.number - sum(s.waiting for s in self._segments.values())
 
     def propose(self, request: JobRequest) -> None:
         """Submit a job as soon as the attempts that make its inputs are submitted."""
-        if request.job not in self._ahead:
+        if request.job not in self._presubmitted:
             self._wanted[request.job] = request
             self.look()
 
@@ -169,26 +169,28 @@ class Behind(Worker):
         self._makers[request.job].attempt = None
 
     def has(self, request: JobRequest) -> bool:
-        """Return whether a job was submitted ahead, or is about to be."""
-        return request.job in self._ahead
+        """Return whether a job was presubmitted, or is about to be."""
+        return request.job in self._presubmitted
 
     async def take(self, request: JobRequest) -> Attempt | None:
-        """Return the attempt of a job that Snakemake requests now, if it was submitted ahead.
+        """Return the attempt of a job that Snakemake requests now, if it was presubmitted.
 
         First wait until an attempt of it that is not wanted any more is over. No job is submitted
         behind it until it is `submitted`: it may be unwanted, too.
         """
-        while (ahead := self._ahead.get(request.job)) is not None and ahead.task is not None:
-            await ahead.over()
-            self._sent(ahead)
+        while (
+            sending := self._presubmitted.get(request.job)
+        ) is not None and sending.task is not None:
+            await sending.over()
+            self._sent(sending)
         self.forget(request)
         while tasks := [task for job, task in self._ending.values() if job == request.job]:
             await asyncio.wait(tasks)
         self._wanted.pop(request.job, None)
-        ahead = self._ahead.pop(request.job, None)
-        return ahead.attempt if ahead is not None else None
+        sending = self._presubmitted.pop(request.job, None)
+        return sending.attempt if sending is not None else None
 
-    async def end_behind(self, ids: Iterable[str]) -> None:
+    async def end_dependents(self, ids: Iterable[str]) -> None:
         """End the attempts that wait for some others, and those that wait for them."""
         if tasks := self._withdraw(ids):
             await asyncio.wait(tasks)
@@ -210,16 +212,16 @@ class Behind(Worker):
         return [self._ending[record.id][1] for record in records]
 
     def _take_back(self, record: AttemptRecord) -> None:
-        maker, ahead = self._makers[record.job], self._ahead.get(record.job)
+        maker, sending = self._makers[record.job], self._presubmitted.get(record.job)
         if maker.attempt is not None and maker.attempt.record.id == record.id:
             maker.attempt = None
-        if ahead is not None and ahead.attempt and ahead.attempt.record.id == record.id:
-            del self._ahead[record.job]
-            self._wanted[record.job] = ahead.request
+        if sending is not None and sending.attempt and sending.attempt.record.id == record.id:
+            del self._presubmitted[record.job]
+            self._wanted[record.job] = sending.request
 
     async def _end(self, record: AttemptRecord) -> None:
-        if (ahead := self._ahead.get(record.job)) is not None:
-            await ahead.over()
+        if (sending := self._presubmitted.get(record.job)) is not None:
+            await sending.over()
             self._take_back(record)
         # Until then its state may have changed.
         left = [r for r in self._journal.attempts([record.id]) if not r.state.final]
@@ -234,13 +236,13 @@ class Behind(Worker):
 
     async def drain(self) -> None:
         """Wait until all jobs that can be submitted now have been submitted."""
-        while tasks := [ahead.task for ahead in self._ahead.values() if ahead.task is not None]:
+        while tasks := [s.task for s in self._presubmitted.values() if s.task is not None]:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
         """Submit no more jobs and segments."""
         self._closed = True
-        sending = [ahead.task for ahead in self._ahead.values()]
+        sending = [one.task for one in self._presubmitted.values()]
         segments = [one.task for one in self._segments.values()]
         ending = [task for _, task in self._ending.values()]
         found = (*sending, *segments, *ending, *self._named.values())
@@ -254,26 +256,26 @@ class Behind(Worker):
         for job, request in list(self._wanted.items()):
             if self._closed or self._room() <= 0:
                 return
-            if job in self._ahead:
+            if job in self._presubmitted:
                 continue
             makers = [self._makers[maker] for maker in set(request.unmade.values())]
             if all(maker.accepted for maker in makers):
                 del self._wanted[job]  # Snakemake is about to request it
             elif all(maker.ready for maker in makers):
                 del self._wanted[job]
-                ahead = self._ahead[job] = _Ahead(request)
-                ahead.task = asyncio.create_task(self._send(ahead))
-                ahead.task.add_done_callback(lambda _, ahead=ahead: self._sent(ahead))  # type: ignore[misc]
+                sending = self._presubmitted[job] = _Presubmission(request)
+                sending.task = asyncio.create_task(self._send(sending))
+                sending.task.add_done_callback(lambda _, sending=sending: self._sent(sending))  # type: ignore[misc]
 
-    def _sent(self, ahead: _Ahead) -> None:
+    def _sent(self, sending: _Presubmission) -> None:
         """Note that a job's submission is over, which may have failed."""
-        ahead.task, job = None, ahead.request.job
-        if ahead.attempt is None and self._ahead.get(job) is ahead:
-            del self._ahead[job]
+        sending.task, job = None, sending.request.job
+        if sending.attempt is None and self._presubmitted.get(job) is sending:
+            del self._presubmitted[job]
         self.look()
 
-    async def _send(self, ahead: _Ahead) -> None:
-        request, attempt = ahead.request, None
+    async def _send(self, sending: _Presubmission) -> None:
+        request, attempt = sending.request, None
         try:
             makers = self._current(request)
             files = await self._dispatcher.look_at_files(request, makers)
@@ -285,7 +287,7 @@ class Behind(Worker):
             self._own.add(record.id)
             attempt = Attempt.of(record, files)
             if not attempt.sent:
-                await self._send_after(ahead, attempt, makers)
+                await self._send_after(sending, attempt, makers)
         except asyncio.CancelledError:
             if not all(self._makers[job].ready for job in request.unmade.values()):
                 self._wanted[request.job] = request  # for another attempt of what makes its inputs
@@ -297,14 +299,14 @@ class Behind(Worker):
         except Exception as error:  # noqa: BLE001 - the job's own request meets it, too
             self._retry.note(f"{request.name}: a bug in the executor kept it here ({error!r})")
         if attempt is not None and attempt.sent:
-            ahead.attempt = attempt
+            sending.attempt = attempt
             if attempt.ids and request.continuation is None:
                 self._makers[request.job].attempt = attempt
 
     async def _send_after(
-        self, ahead: _Ahead, attempt: Attempt, makers: Mapping[str, Attempt]
+        self, sending: _Presubmission, attempt: Attempt, makers: Mapping[str, Attempt]
     ) -> None:
-        request = ahead.request
+        request = sending.request
         after: dict[str, list[str]] = {}
         for path, maker in makers.items():
             after.setdefault(maker.record.id, []).append(path)
@@ -315,7 +317,7 @@ class Behind(Worker):
             self._wanted[request.job] = request
             return
         ids = await self._scheduler_ids(i for maker in makers.values() for i in maker.ids)
-        ahead.begun = True
+        sending.begun = True
         [record] = self._journal.attempts([attempt.record.id])
         if record.state.final or not self._may_follow(request, makers):
             self._wanted[request.job] = request

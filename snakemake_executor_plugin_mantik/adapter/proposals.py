@@ -1,7 +1,7 @@
 """Find the jobs that can be submitted before Snakemake requests them.
 
 Such a job needs only files that exist, or that jobs at the same site are about to make, and its
-command and resources do not depend on the contents of these (`engine.behind`).
+command and resources do not depend on the contents of these (`engine/presubmit`).
 """
 
 import os
@@ -33,7 +33,7 @@ _OWN_LIMITS: Final = ("_cores", "_nodes", "_job_count")
 
 
 @dataclass
-class LookAhead:
+class Proposals:
     """Walks along the jobs of a run, from those that were requested to those that follow.
 
     Attributes:
@@ -48,7 +48,7 @@ class LookAhead:
     _todo: dict[Job, Iterator[Job]] = field(default_factory=dict)
     _blocked: dict[Job, Job] = field(default_factory=dict)
 
-    def behind(
+    def following(
         self, requested: Job, secrets: Mapping[str, str]
     ) -> Iterator[tuple[Unit, JobRequest]]:
         """Yield the jobs that can be submitted now that `requested` is, and their requests.
@@ -96,7 +96,7 @@ class LookAhead:
             return None
         try:
             unit = Unit(job, self.checked.context)
-            if why_not_ahead(self.checked, unit.members[0], makers):
+            if why_not_presubmitted(self.checked, unit.members[0], makers):
                 return None
             self.checked.refuse(unit)
             request = self.checked.request(unit, secrets)
@@ -130,15 +130,17 @@ class LookAhead:
         return makers
 
 
-def forecast_ahead(checked: CheckedWorkflow, jobs: Iterable[Job]) -> tuple[int, dict[str, str]]:
+def forecast_presubmitted(
+    checked: CheckedWorkflow, jobs: Iterable[Job]
+) -> tuple[int, dict[str, str]]:
     """Forecast how far a run goes on without this machine once its first jobs are submitted.
 
     `jobs` are the jobs and groups to run, in an order that respects dependencies. Return the number
     of jobs at sites that go on, and why each of the next ones waits, by the title of its rule.
     """
-    dag, limit = checked.workflow.dag, checked.options.ahead
+    dag, limit = checked.workflow.dag, checked.options.presubmit
     going: set[Job] = set()
-    ahead, stops = Counter[str](), dict[str, str]()
+    alone, stops = Counter[str](), dict[str, str]()
     for job in jobs:
         members = list_members(job)
         makers = {
@@ -157,9 +159,9 @@ def forecast_ahead(checked: CheckedWorkflow, jobs: Iterable[Job]) -> tuple[int, 
             at = SiteJob(job, checked.context) if job.is_local else checked.units[job].members[0]
             why = _why_not_at_site(checked, at, makers)
             site = "" if why else at.site
-            ahead[site] += 1
-            if not why and ahead[site] > limit:
-                why = f"is beyond --mantik-ahead {limit}"
+            alone[site] += 1
+            if not why and alone[site] > limit:
+                why = f"is beyond --mantik-presubmit {limit}"
         if why:
             stops.setdefault(member_title(job), why)
         else:
@@ -171,7 +173,7 @@ def _why_not_at_site(checked: CheckedWorkflow, at: SiteJob, makers: Mapping[Job,
     if len(makers) > _MOST_MAKERS:
         return f"waits for more than {_MOST_MAKERS} jobs"
     try:
-        why = why_not_ahead(checked, at, makers)
+        why = why_not_presubmitted(checked, at, makers)
         if not why and at.config.api == "unicore" and at.config.site.scheduler == "none":
             return "runs at a site without a scheduler (Site: Scheduler is none)"
     except (MantikError, RuleException, WorkflowError):
@@ -188,7 +190,9 @@ def find_makers(dag: Any, job: Job) -> dict[Job, set[str]]:
     }
 
 
-def why_not_ahead(checked: CheckedWorkflow, at: SiteJob, makers: Mapping[Job, set[str]]) -> str:
+def why_not_presubmitted(
+    checked: CheckedWorkflow, at: SiteJob, makers: Mapping[Job, set[str]]
+) -> str:
     """Return why a job cannot be submitted before its inputs exist, or '' if it can.
 
     `makers` are the jobs that are still to make its inputs, and these inputs. The words follow the

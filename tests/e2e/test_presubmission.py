@@ -160,7 +160,7 @@ def test_a_job_outside_of_the_pool_waits_here_for_one_in_it(pipeline: Project) -
 
 
 def test_a_script_waits_for_resources_that_follow_from_its_inputs(pipeline: Project) -> None:
-    """Its default memory follows from their sizes: submitted ahead, it would be another job."""
+    """Its default memory follows from their sizes: presubmitted, it would be another job."""
     hold(pipeline)
     run = pipeline.start("--default-resources", "runtime=5")
     all_submitted(pipeline, run, 6)
@@ -298,8 +298,8 @@ def test_without_a_scheduler_jobs_wait_here(project: Project) -> None:
     assert "Scheduler: slurm\n" in config
     project.config.write_text(config.replace("Scheduler: slurm\n", "Scheduler: none\n"))
     project.write("Snakefile", LOCAL.replace("localrule: True", ""))
-    said = project.run("--mantik-ahead", "-1").failed()
-    tells(said, "--mantik-ahead has to be 0 or more, found -1")
+    said = project.run("--mantik-presubmit", "-1").failed()
+    tells(said, "--mantik-presubmit has to be 0 or more, found -1")
     said = project.run().ok().output
     assert said.count("jobs cannot wait for others there (Site: Scheduler is none)") == 1, said
     assert "waits for" not in said

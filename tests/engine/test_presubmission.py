@@ -46,7 +46,7 @@ def play(tmp_path: Path) -> Callable[[World, Scenario], Session]:
     def run(world: World, scenario: Scenario) -> Session:
         workdir = tmp_path / "flow"
         workdir.mkdir()
-        session = Session({"sim": world}, workdir, config(2, 60, 30, 10), ahead=100)
+        session = Session({"sim": world}, workdir, config(2, 60, 30, 10), presubmit=100)
 
         async def whole() -> None:
             await session.engine.opened(no_sources(), "sim")
@@ -76,7 +76,7 @@ def test_each_job_behind_a_failed_one_is_ended_once(play: Player) -> None:
         assert not outcome.succeeded
         assert world.jobs, "they were submitted"
         await asyncio.sleep(600.0)
-        assert session.journal.open_ahead() == [], "they end at once, not with the run"
+        assert session.journal.open_presubmitted() == [], "they end at once, not with the run"
         await session.engine.closed(tidy=True)
         left = session.journal.all_open_attempts()
         assert [record.job for record in left] == [jobs[0].job], "Snakemake has not committed it"
@@ -101,7 +101,7 @@ def test_a_job_behind_one_whose_second_submission_is_refused_is_ended(play: Play
         assert "no space left" in (await job).message
         world.full = False
         await asyncio.sleep(600.0)
-        assert session.journal.open_ahead() == []
+        assert session.journal.open_presubmitted() == []
 
     session = play(world, scenario)
     assert "submitting it again" in "\n".join(session.said)
@@ -114,7 +114,7 @@ def test_those_that_were_not_requested_end_with_the_run(play: Player) -> None:
     async def scenario(session: Session) -> None:
         session.engine.proposed(jobs[1])
         assert (await session.engine.job(jobs[0])).succeeded
-        [record] = session.journal.open_ahead()
+        [record] = session.journal.open_presubmitted()
         await session.engine.closed(tidy=True)
         assert session.journal.attempts([record.id])[0].state is AttemptState.ABANDONED
 
@@ -268,7 +268,7 @@ def test_no_job_is_submitted_behind_one_that_is_being_ended(play: Player) -> Non
         job = asyncio.ensure_future(session.engine.job(new))
         session.engine.proposed(behind(2, new))
         assert (await job).succeeded
-        assert [record.name for record in session.journal.open_ahead()] == [request(2).name]
+        assert [record.name for record in session.journal.open_presubmitted()] == [request(2).name]
         await session.engine.closed(tidy=True)
 
     session = play(world, scenario)
@@ -320,7 +320,7 @@ def test_no_job_is_submitted_behind_one_that_is_requested_otherwise_while_it_is_
         session.engine.proposed(behind(2, new))
         await session.engine.committed(await session.engine.job(request(0)))
         assert (await session.engine.job(new)).succeeded
-        assert [record.name for record in session.journal.open_ahead()] == [request(2).name]
+        assert [record.name for record in session.journal.open_presubmitted()] == [request(2).name]
         await session.engine.closed(tidy=True)
 
     session = play(world, scenario)
@@ -334,7 +334,7 @@ def test_a_job_runs_again_only_when_one_behind_its_former_attempt_has_ended(play
 
     async def scenario(session: Session) -> None:
         def note(spec: JobSpec) -> Fate:
-            submitted.append((spec.name, [r.name for r in session.journal.open_ahead()]))
+            submitted.append((spec.name, [r.name for r in session.journal.open_presubmitted()]))
             return Fate()
 
         world.fate = note

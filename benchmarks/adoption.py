@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.journal import (
     AttemptState,
     Journal,
 )
-from snakemake_executor_plugin_mantik.staging.sources import Sources
+from snakemake_executor_plugin_mantik.staging.project_files import ProjectFiles
 
 STATE = ".state"
 
@@ -108,7 +108,7 @@ def measure(jobs: int, name: str, workdir: Path, *, ended: bool) -> dict[str, fl
     (workdir / "out").mkdir()
     site, planner = opened(name, jobs, workdir)
     first = engine(Seen())
-    first.open([name], lambda _: Sources((), 0, ()))
+    first.open([name], lambda _: ProjectFiles((), 0, ()))
     workspace = Path(first.workspace(name))
     first.close()
     leave(jobs, name, planner, workdir, workspace, ended=ended)
@@ -117,7 +117,7 @@ def measure(jobs: int, name: str, workdir: Path, *, ended: bool) -> dict[str, fl
     seen = Seen()
     cpu, started = cpu_seconds(), time.monotonic()
     second = engine(seen)
-    second.open([name], lambda _: Sources((), 0, ()))
+    second.open([name], lambda _: ProjectFiles((), 0, ()))
     for number in range(jobs):
         second.submit(request(number, name))
     done = 0

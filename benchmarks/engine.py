@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
-from snakemake_executor_plugin_mantik.staging.sources import Sources
+from snakemake_executor_plugin_mantik.staging.project_files import ProjectFiles
 
 APIS = {"hpc1": "unicore", "hpc2": "firecrest"}
 """The sandbox's sites and what they speak."""
@@ -84,7 +84,7 @@ def measure(jobs: int, names: list[str], workdir: Path) -> dict[str, float]:
         sites, journal=Journal(workdir / ".state"), workdir=workdir, state=workdir / ".state",
         notify=lambda _: None,
     )  # fmt: skip
-    engine.open(names, lambda _: Sources((), 0, ()))
+    engine.open(names, lambda _: ProjectFiles((), 0, ()))
     (workdir / "out").mkdir()
 
     def counted() -> Counter[str]:

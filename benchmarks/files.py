@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.staging.sources import Sources
+from snakemake_executor_plugin_mantik.staging.project_files import ProjectFiles
 
 
 class Runner:
@@ -37,7 +37,7 @@ class Runner:
             {self._name: (site, planner)}, journal=Journal(state), workdir=self._workdir,
             state=state, notify=lambda _: None,
         )  # fmt: skip
-        engine.open([self._name], lambda _: Sources((), 0, ()))
+        engine.open([self._name], lambda _: ProjectFiles((), 0, ()))
         requests: Counter[str] = site.requests  # type: ignore[attr-defined]
         before, cpu, started = requests.total(), cpu_seconds(), time.monotonic()
         engine.submit(

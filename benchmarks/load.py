@@ -21,7 +21,7 @@ import httpx
 from benchmarks.engine import cpu_seconds, opened, request
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.staging.sources import Sources
+from snakemake_executor_plugin_mantik.staging.project_files import ProjectFiles
 
 DELAY_S: Final = 2.0
 """What each submission takes longer."""
@@ -43,7 +43,7 @@ def running(
         {name: (site, planner)}, journal=Journal(workdir / ".state"), workdir=workdir,
         state=workdir / ".state", notify=lambda text: print(text[:200], file=sys.stderr),
     )  # fmt: skip
-    engine.open([name], lambda _: Sources((), 0, ()))
+    engine.open([name], lambda _: ProjectFiles((), 0, ()))
     for number in range(jobs):
         engine.submit(replace(request(number, name), command="sleep 3600"))
     try:

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.staging.sources import Sources
+from snakemake_executor_plugin_mantik.staging.project_files import ProjectFiles
 from tests.faults.faults import FAULTS
 from tests.support.proxy import Exchange, Proxy, Rule, pass_on
 
@@ -89,7 +89,7 @@ def measure(jobs: int, workdir: Path) -> dict[str, float]:
             sites, journal=Journal(state), workdir=workdir, state=state,
             notify=lambda text: print(text, file=sys.stderr),
         )  # fmt: skip
-        engine.open(list(APIS), lambda _: Sources((), 0, ()))
+        engine.open(list(APIS), lambda _: ProjectFiles((), 0, ()))
         (workdir / "out").mkdir()
         proxy.add(Rule("trouble", None, trouble, None))
         cpu, started = cpu_seconds(), time.monotonic()

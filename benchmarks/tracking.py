@@ -34,7 +34,7 @@ from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import AttemptRecord, Journal
 from snakemake_executor_plugin_mantik.mlproject.entry import Call
-from snakemake_executor_plugin_mantik.staging.sources import Sources
+from snakemake_executor_plugin_mantik.staging.project_files import ProjectFiles
 from snakemake_executor_plugin_mantik.tracking import store
 from snakemake_executor_plugin_mantik.tracking.cursor import Cursor, open_log
 from snakemake_executor_plugin_mantik.tracking.process import SETTINGS
@@ -116,7 +116,7 @@ def run(requests: Sequence[JobRequest], workdir: Path, uri: str, pace: int) -> R
         {SITE: site}, journal=journal, workdir=workdir, state=workdir / STATE,
         notify=lambda _: None, observer=Observers(watch, tracker),
     )  # fmt: skip
-    engine.open([SITE], lambda _: Sources((), 0, ()))
+    engine.open([SITE], lambda _: ProjectFiles((), 0, ()))
     handed_over = time.monotonic()
     for each in requests:
         engine.submit(each)

@@ -55,7 +55,8 @@ def options() -> str:
         "Options of snakemake",
         "`snakemake --executor mantik` has these options. In a profile they are written without "
         "dashes in front (`mantik-presubmit: 0`), in the environment as "
-        "`SNAKEMAKE_MANTIK_PRESUBMIT=0`. [Kinds of rules](rules.md#snakemakes-options) lists what Snakemake's own options do.",
+        "`SNAKEMAKE_MANTIK_PRESUBMIT=0`. [Kinds of rules](rules.md#snakemakes-options) lists "
+        "what Snakemake's own options do.",
         _table(("option", "default", "effect"), rows),
     )
 

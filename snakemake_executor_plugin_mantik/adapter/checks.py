@@ -472,7 +472,7 @@ def able_sites(unit: Unit, planners: Mapping[str, Planner], engine: Engine | Non
 def find_products(dag: Any) -> frozenset[str]:
     """Return the paths that jobs read and make, logs and benchmark files among them.
 
-    They are not uploaded as sources: each job uploads its own inputs.
+    They are not uploaded as project files: each job uploads its own inputs.
     """
     return frozenset(
         storable_path(path) or os.path.relpath(path)

@@ -30,7 +30,7 @@ from ..rules import Job
 from ..rules.paths import storage
 from ..rules.paths.workflow_code import resolve_source
 from ..rules.units import list_members
-from ..staging.sources import MIB
+from ..staging.project_files import MIB
 from ..storage.catalog import catalog_of
 from ..storage.paths import home_of, storable_path, uses_provider
 

@@ -42,7 +42,7 @@ from .proposals import forecast_presubmitted
 
 
 def plan_workflow(
-    workflow: Any, options: Any, logger: Any, *, connect: bool, list_sources: bool = False
+    workflow: Any, options: Any, logger: Any, *, connect: bool, list_project_files: bool = False
 ) -> JobPlan:
     """Forecast the jobs that a workflow would submit and the files that it would upload.
 
@@ -82,8 +82,12 @@ def plan_workflow(
         for job in jobs:
             if job.site is not None:
                 totals.setdefault(job.site, Total()).add(job.resources, job.cores, job.segments)
-        chosen = {site: startup.collect_sources(checked, products, logger, site) for site in totals}
-        sources = {site: forecaster.sources(site, found.paths) for site, found in chosen.items()}
+        chosen = {
+            site: startup.collect_project_files(checked, products, logger, site) for site in totals
+        }
+        project_files = {
+            site: forecaster.project_files(site, found.paths) for site, found in chosen.items()
+        }
         for site, total in totals.items():
             total.uploads = forecaster.all(site)
     warnings: dict[str, None] = {}
@@ -101,11 +105,11 @@ def plan_workflow(
     for warning in warnings:
         logger.warning(warning)
     alone, stops = forecast_presubmitted(checked, units)
-    listed = chosen if list_sources else {}
+    listed = chosen if list_project_files else {}
     return JobPlan(
         jobs,
         totals,
-        sources,
+        project_files,
         project_file_sizes={site: _sizes(checked.workdir, c.paths) for site, c in listed.items()},
         left_out={site: dict(c.left_out) for site, c in listed.items()},
         here=sum(u.is_local and not all(m.rule.norun for m in list_members(u)) for u in units),
@@ -145,8 +149,10 @@ def preview_job(workflow: Any, options: Any, logger: Any, wanted: str) -> Previe
         request = checked.request(unit, dict.fromkeys(workflow_variables(workflow, os.environ), ""))
     except (RuleException, WorkflowError) as error:
         raise UserError(preflight.describe_error(error, workflow.linemaps)) from error
-    sources = startup.collect_sources(checked, checks.find_products(workflow.dag), logger, site)
-    return make_preview(checked.planners[site], request, uploads=sources.paths)
+    project_files = startup.collect_project_files(
+        checked, checks.find_products(workflow.dag), logger, site
+    )
+    return make_preview(checked.planners[site], request, uploads=project_files.paths)
 
 
 def _sizes(workdir: Path, paths: Iterable[str]) -> dict[str, int]:

@@ -35,8 +35,7 @@ from ..rules.kinds.groups import Unit, evaluate_anew
 from ..rules.paths.job_paths import command_text
 from ..rules.units import is_tracked, job_identity, list_members, make_tracked_run, unit_name
 from ..sites.base import Site, SiteFacts
-from ..staging import sources
-from ..staging.sources import UNSENT, missed_files
+from ..staging.project_files import UNSENT, ProjectFileFilter, ProjectFiles, missed_files
 from ..storage.catalog import catalog_of
 from ..storage.paths import uses_provider
 from ..tracking.run import direct_remark, sent_variables
@@ -186,7 +185,7 @@ class ActiveRun:
         members = list_members(job)
         own = (path for m in members for path in (*m.input, *m.output, *m.log, m.benchmark))
         paths = list(map(command_text, filter(None, own)))
-        chosen = sources.SourceFiles(
+        chosen = ProjectFileFilter(
             self.checked.workdir, Exclude(config.config.exclude), self.named.paths,
             Include(config.config.site.include),
         )  # fmt: skip
@@ -269,7 +268,9 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
     try:
         fixed = {unit.asked.site for unit in units if not unit.anywhere}
         engine.open(
-            used, partial(collect_sources, checked, find_products(dag), logger), {*used} - fixed
+            used,
+            partial(collect_project_files, checked, find_products(dag), logger),
+            {*used} - fixed,
         )
         units = [*everywhere(able_sites(u, planners, engine) for u in checked.units.values())]
         check_jobs(units, planners, engine)
@@ -347,9 +348,9 @@ def _report_expiry(checked: CheckedWorkflow, credentials: Mapping[str, Any], log
             )
 
 
-def collect_sources(
+def collect_project_files(
     checked: CheckedWorkflow, made: frozenset[str], logger: Any, name: str
-) -> sources.Sources:
+) -> ProjectFiles:
     """Choose the files to upload to the site `name` besides the paths that rules read and make.
 
     Raises:
@@ -357,7 +358,7 @@ def collect_sources(
     """
     config = checked.context.sites[name].config
     brought = list_brought(checked.workdir, read_undeclared(checked.state))
-    chosen = sources.SourceFiles(
+    chosen = ProjectFileFilter(
         checked.workdir, Exclude(config.exclude), made | brought, Include(config.site.include)
     ).select(config.site.project_files_limit_bytes)
     if chosen.withheld:

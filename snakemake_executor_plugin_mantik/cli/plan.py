@@ -33,7 +33,7 @@ from ..engine.plan import Planner
 from ..jobs.resources import total_cpus
 from ..sites.credentials import find_account
 from ..sites.unicore.description import HOOK_FILES
-from ..staging import sources
+from ..staging.project_files import FILE_BYTES, ProjectFileFilter, ProjectFiles
 from ..views.picture import shorten_text
 from . import shared
 from .check import examine
@@ -55,7 +55,7 @@ def plan(
     details: Annotated[
         bool, typer.Option("--details", help="Also show each job's command and outputs.")
     ] = False,
-    sources: Annotated[
+    project_files: Annotated[
         bool,
         typer.Option(
             "--project-files",
@@ -69,7 +69,9 @@ def plan(
     from ..adapter.planning import dry_run, plan_workflow
 
     def look(workflow: Any, options: Any, logger: Any) -> JobPlan:
-        return plan_workflow(workflow, options, logger, connect=connect, list_sources=sources)
+        return plan_workflow(
+            workflow, options, logger, connect=connect, list_project_files=project_files
+        )
 
     made = dry_run(arguments or [], look)
     if made is None:
@@ -404,8 +406,9 @@ def render_preview(
             do="Use the server's version, such as 11.0.0, or that of its UNICORE/X, such as 3.0.0",
         )
     planner = Planner(config, find_account(loaded.name, os.environ), project)
-    # Without a workflow, products of rules are unknown and count as sources: so allow any total.
-    chosen = sources.SourceFiles(
+    # Without a workflow, products of rules are unknown and count as project files: so allow any
+    # total.
+    chosen = ProjectFileFilter(
         project, Exclude(config.exclude), include=Include(config.site.include)
     ).select(sys.maxsize)
     files = planner.environment_files(environment)
@@ -417,7 +420,7 @@ def render_preview(
     )  # fmt: skip
 
 
-def _sizes(loaded: LoadedConfig, chosen: sources.Sources, files: Collection[str]) -> list[str]:
+def _sizes(loaded: LoadedConfig, chosen: ProjectFiles, files: Collection[str]) -> list[str]:
     """Warn about files that seem to hold secrets, or are too large alone or together."""
     site, warnings = loaded.config.site, []
     if chosen.withheld:
@@ -426,7 +429,7 @@ def _sizes(loaded: LoadedConfig, chosen: sources.Sources, files: Collection[str]
         named = ", ".join(map(_shown, left[:3])) + ", …" * (len(left) > 3)
         warnings.append(
             f"not uploaded unless a rule names it as an input: {humanize_count(len(left), 'file')}"
-            f" above {humanize_size(sources.FILE_BYTES)}, {named}"
+            f" above {humanize_size(FILE_BYTES)}, {named}"
         )
     if chosen.size > site.project_files_limit_bytes:
         warnings.append(

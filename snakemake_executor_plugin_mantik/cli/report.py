@@ -9,7 +9,7 @@ import typer
 from ..common.errors import UserError, printable
 from ..common.humanize import humanize_count
 from ..common.secret_names import secret_values
-from ..staging.sources import REPORT_FILE
+from ..staging.project_files import REPORT_FILE
 from ..views.report import GENERATOR, gather_report, render_csv, render_report
 from ..views.usage import render_profile
 from .shared import Workdir, print_json, say, warn, write_file

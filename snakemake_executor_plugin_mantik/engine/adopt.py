@@ -77,7 +77,7 @@ _MOST_NOTED = 100
 def encode_basis(
     made_of: Mapping[str, str],
     resources: Mapping[str, str],
-    sources: str,
+    project_files: str,
     makes: Sequence[str] = (),
 ) -> str:
     """Encode the basis of an attempt for the journal, so that a later run can report what changed.
@@ -85,10 +85,10 @@ def encode_basis(
     Args:
         made_of: the parts of its fingerprint.
         resources: the requested resources; a change of these does not make another job.
-        sources: digest of all uploaded files of the working directory that no rule names.
+        project_files: digest of all uploaded files of the working directory that no rule names.
         makes: paths of its outputs and log files, by which users name it; the first ones count.
     """
-    facts = {"made_of": made_of, "resources": resources, "sources": sources}
+    facts = {"made_of": made_of, "resources": resources, "project_files": project_files}
     return json.dumps(facts | {"makes": makes[:_MOST_NOTED]})
 
 
@@ -137,12 +137,17 @@ def kept_message(record: AttemptRecord, resources: Mapping[str, str]) -> str:
     )
 
 
-def stale_message(record: AttemptRecord, sources: str, files: Iterable[LocalFile] = ()) -> str:
-    """Return the message about an adopted attempt whose sources have changed since, else empty.
+def stale_message(
+    record: AttemptRecord, project_files: str, files: Iterable[LocalFile] = ()
+) -> str:
+    """Return the message about an adopted attempt whose project files have changed, else empty.
 
-    `sources` is the digest of the `files` that are the sources now.
+    `project_files` is the digest of the `files` that are the project files now.
     """
-    if record.state is AttemptState.PLANNED or record.basis.get("sources", sources) == sources:
+    if (
+        record.state is AttemptState.PLANNED
+        or record.basis.get("project_files", project_files) == project_files
+    ):
         return ""
     since = record.created * 1e9
     new = sorted(display_path(f.path) for f in files if f.key is not None and f.key[3] > since)
@@ -168,8 +173,8 @@ def _some(parts: Iterable[str]) -> str:
     return ", ".join([*named[:_MOST_TOLD], *(["…"] if len(named) > _MOST_TOLD else [])])
 
 
-def named_checksums(text: str, sources: Mapping[str, str]) -> dict[str, str]:
-    """Return those of `sources` that a command names by path, directory or Python module.
+def named_checksums(text: str, project_files: Mapping[str, str]) -> dict[str, str]:
+    """Return those of `project_files` that a command names by path, directory or Python module.
 
     They are code of the job as much as the command is.
     """
@@ -177,4 +182,6 @@ def named_checksums(text: str, sources: Mapping[str, str]) -> dict[str, str]:
     modules = {word.replace(".", "/") for word in words}
     wanted = words | {f"{m}.py" for m in modules} | modules
     wanted -= {".", "/"}
-    return {path: found for path, found in sources.items() if nearest(path, wanted) is not None}
+    return {
+        path: found for path, found in project_files.items() if nearest(path, wanted) is not None
+    }

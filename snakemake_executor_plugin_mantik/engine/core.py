@@ -22,7 +22,7 @@ from ..jobs.paths import workspace_root
 from ..jobs.reasons import Reason
 from ..journal import AttemptRecord, AttemptState, FileLedger, Journal
 from ..sites.base import Site
-from ..staging.sources import Sources
+from ..staging.project_files import ProjectFiles
 from .adopt import ended_since_message
 from .cancel import CANCEL_WAIT_S
 from .expect import Load, Outlook
@@ -136,18 +136,18 @@ class Engine:
     def open(
         self,
         names: Sequence[str],
-        sources: Callable[[str], Sources],
+        project_files: Callable[[str], ProjectFiles],
         spare: Collection[str] = (),
     ) -> None:
         """Open the sites that jobs will run at, as far as is known.
 
-        `sources` returns the sources to upload to one. Those that are `spare` may be away: all
-        their jobs can run elsewhere.
+        `project_files` returns the project files to upload to one. Those that are `spare` may be
+        away: all their jobs can run elsewhere.
 
         Raises:
             MantikError: a site cannot be used; nothing has been submitted.
         """
-        self._source_choice = sources
+        self._project_files_of = project_files
         self.run(self._open_all(names, spare))
 
     def facts_fit(
@@ -392,8 +392,8 @@ class Engine:
         if chosen not in self._chosen:  # of names with the same choice, the first one uploads
             self._chosen.add(chosen)
             try:
-                sources = await asyncio.to_thread(self._source_choice, name)
-                await place.stager.send_sources(sources.paths)
+                project_files = await asyncio.to_thread(self._project_files_of, name)
+                await place.stager.send_project_files(project_files.paths)
             except BaseException:
                 self._chosen.discard(chosen)
                 raise

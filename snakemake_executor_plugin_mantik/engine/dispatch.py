@@ -104,9 +104,9 @@ class Dispatcher(Worker):
         return request.made_of(inputs, environment, self._code(request, inputs))
 
     def _code(self, request: JobRequest, inputs: Container[str]) -> dict[str, str]:
-        """Return the checksums of the sources that a job's command names, without its inputs."""
-        sources = {p: sha for p, sha in self._place.sources.items() if p not in inputs}
-        return named_checksums(_text(request), sources)
+        """Return the checksums of project files that a job's command names, without its inputs."""
+        project_files = {p: sha for p, sha in self._place.project_files.items() if p not in inputs}
+        return named_checksums(_text(request), project_files)
 
     def requested_resources(self, request: JobRequest) -> dict[str, str]:
         resources = self._planner.resources(request.resources, request.threads)
@@ -152,8 +152,10 @@ class Dispatcher(Worker):
         if adopted is not None:
             if message := kept_message(adopted, self.requested_resources(request)):
                 self._notify(message)
-            sources = self._place.stager.sources.values()
-            if message := stale_message(adopted, fingerprint_of(self._place.sources), sources):
+            project_files = self._place.stager.project_files.values()
+            if message := stale_message(
+                adopted, fingerprint_of(self._place.project_files), project_files
+            ):
                 self._retry.note(message)
         before = None if adopted or makers else self._goes_on_from(request, made_of)
         record = adopted or self._new_attempt(request, made_of(), makers, before)
@@ -183,7 +185,7 @@ class Dispatcher(Worker):
         most = request.continuation.most if request.continuation is not None else 0
         follows, segment = (before.id, before.segment + 1) if before is not None else ("", 0)
         basis = encode_basis(
-            made_of, self.requested_resources(request), fingerprint_of(self._place.sources),
+            made_of, self.requested_resources(request), fingerprint_of(self._place.project_files),
             [output.path for output in request.outputs],
         )  # fmt: skip
         return self._journal.new_attempt(
@@ -277,7 +279,7 @@ class Dispatcher(Worker):
             updated = [output.path for output in request.updated]
             files = [f for f in files if not any(is_at(f.path, path) for path in updated)]
         code = self._code(request, {file.path for file in files})
-        files = [*files, *map(self._place.stager.sources.__getitem__, code)]
+        files = [*files, *map(self._place.stager.project_files.__getitem__, code)]
         for message in await self._place.in_use.make_way(files, made):
             self._notify(message)
         await self._place.in_use.free(attempt.record, made, of_this_run=False)

@@ -84,8 +84,8 @@ def make_preview(
 ) -> Preview:
     """Return the preview of a job.
 
-    `uploads` are the sources that would be uploaded, and `image_size` is the size of the local
-    image in bytes, if one is in use. `unicore_version` is that of the server, where known.
+    `uploads` are the project files that would be uploaded, and `image_size` is the size of the
+    local image in bytes, if one is in use. `unicore_version` is that of the server, where known.
 
     Raises:
         UserError: something cannot be submitted.
@@ -255,7 +255,7 @@ class Total:
         core_hours, gpu_hours: of the jobs with a known walltime, if each uses all of it.
         without_cores: number of jobs with a known walltime whose cores are unknown.
         without_runtime: number of jobs that request no walltime, or an unknown one.
-        uploads: files to upload, each once: inputs, images and sources.
+        uploads: files to upload, each once: inputs, images and project files.
         unchecked: names of requested resources for which the site reports no limits, if the site
             was contacted.
     """
@@ -389,10 +389,10 @@ class Forecaster:
         )
         return rows.fetchone() is not None
 
-    def sources(self, site: str, paths: Sequence[str]) -> UploadForecast:
-        """Forecast the working directory's sources."""
+    def project_files(self, site: str, paths: Sequence[str]) -> UploadForecast:
+        """Forecast the project files."""
         wanted = [(path, None) for path in paths]
-        return self._add(site, self._runner.run(self._local.look_at(wanted, source=True)), {})
+        return self._add(site, self._runner.run(self._local.look_at(wanted, project=True)), {})
 
     def all(self, site: str) -> UploadForecast:
         """Sum up all files so far for a site and other names of its place, each file once."""
@@ -416,8 +416,8 @@ class Forecaster:
         if not file.stored:
             return "files"
         api = self._planners[site].config.api
-        sources = [name for name, place in self._places.items() if place == file.stored]
-        importable = any(may_import(file, self._planners[name].config.api, api) for name in sources)
+        holders = [name for name, place in self._places.items() if place == file.stored]
+        importable = any(may_import(file, self._planners[name].config.api, api) for name in holders)
         return "imported" if importable else "moved"
 
 

@@ -150,13 +150,13 @@ class InUse:
     def _gone(self, files: Iterable[FileRecord]) -> list[FileRecord]:
         """Return those of `files` that no longer exist here and that may be removed there.
 
-        Sources, files below hidden directories of the working directory, and names that the file
-        API cannot carry stay.
+        Project files, files below hidden directories of the working directory, and names that the
+        file API cannot carry stay.
         """
         return [
             file
             for file in files
-            if not (file.source or file.stored or self._ledger.is_stored(file.path))
+            if not (file.project or file.stored or self._ledger.is_stored(file.path))
             and not self._here(file.path).exists()
             and is_rest_safe(file.path)
             and (not file.path.startswith(".") or is_outside(file.path))

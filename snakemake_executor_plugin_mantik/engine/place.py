@@ -2,7 +2,7 @@
 
 A place has the manifest, the running uploads, the directories of attempts, and the cleanup. A site
 is a way to run jobs at a place: sites that see the same directory share the place and its files.
-Before its first job a place gets the workflow's sources, the files that no rule names.
+Before its first job a place gets the project files, which no rule names.
 """
 
 import asyncio
@@ -77,9 +77,9 @@ class Place:
         self.in_use = InUse(at, leases.assure)
 
     @property
-    def sources(self) -> dict[str, str]:
-        """Return the checksums of the uploaded sources, by path."""
-        return {path: file.sha256 for path, file in self.stager.sources.items()}
+    def project_files(self) -> dict[str, str]:
+        """Return the checksums of the uploaded project files, by path."""
+        return {path: file.sha256 for path, file in self.stager.project_files.items()}
 
     # Tidying
 

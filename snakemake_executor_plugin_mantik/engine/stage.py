@@ -22,7 +22,7 @@ from .workflow_context import PlaceContext
 _NUMBERS = 10**9
 """Size of the range of content numbers of each term."""
 UNSTEADY = 3
-"""How often a source may change during its upload before it is left out."""
+"""How often a project file may change during its upload before it is left out."""
 _COMPRESSION = 4
 """Highest expected compression ratio; files that are too large even so are not packed inline."""
 
@@ -95,7 +95,7 @@ class Stager(Holdings):
 
     Attributes:
         uploader: uploads bundles to the place.
-        sources: the working directory's sources that it has uploaded, by path.
+        project_files: those that it has uploaded, by path.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class Stager(Holdings):
         self._old: dict[str, list[FileRecord]] = {}
         self._comparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._distrust()
-        self.sources: dict[str, LocalFile] = {}
-        self._source_bundles: set[str] = set()
-        self._sources_lost = False
+        self.project_files: dict[str, LocalFile] = {}
+        self._project_file_bundles: set[str] = set()
+        self._project_files_lost = False
         self._numbered: dict[str, dict[str, int]] = {}
         self._missed = set[str]()
         self._sending = asyncio.Lock()
@@ -135,8 +135,8 @@ class Stager(Holdings):
         self._old = by_directory(self._ledger.remote_files(self._place))
         self._looks = Looks(self._site, self._place, self._retry)
 
-    async def send_sources(self, paths: Iterable[str]) -> None:
-        """Upload the working directory's sources; keep those uploaded for other site names.
+    async def send_project_files(self, paths: Iterable[str]) -> None:
+        """Upload the project files; keep those uploaded for other site names.
 
         `paths` are relative to the working directory.
 
@@ -144,22 +144,22 @@ class Stager(Holdings):
             MantikError: they cannot be uploaded.
         """
         async with self._sending:
-            wanted = dict.fromkeys([*self.sources, *paths])
-            if not self.sources or len(wanted) > len(self.sources):
-                await self._send_sources(wanted)
+            wanted = dict.fromkeys([*self.project_files, *paths])
+            if not self.project_files or len(wanted) > len(self.project_files):
+                await self._send_project_files(wanted)
 
     async def look_again(self, path: str) -> None:
-        """Read a source again that may have changed: jobs that name it bring the new content."""
-        if path in self.sources:
+        """Read a project file again that may have changed: jobs that name it bring it anew."""
+        if path in self.project_files:
             with suppress(UserError):  # it is gone
-                for file in await self._local.look_at([(path, None)], source=True):
-                    self.sources[file.path] = file
+                for file in await self._local.look_at([(path, None)], project=True):
+                    self.project_files[file.path] = file
 
-    async def _send_sources(self, paths: Iterable[str]) -> None:
-        """Upload the sources, except those that keep changing, such as logs."""
+    async def _send_project_files(self, paths: Iterable[str]) -> None:
+        """Upload the project files, except those that keep changing, such as logs."""
         left = dict.fromkeys(paths, UNSTEADY)
         while True:
-            files = await self._local.look_at([(path, None) for path in left], source=True)
+            files = await self._local.look_at([(path, None) for path in left], project=True)
             try:
                 return await self._send(files)
             except FileChanged as error:
@@ -171,22 +171,23 @@ class Stager(Holdings):
                         " time; add it to Exclude in the backend config to silence this line."
                     )
 
-    async def _send(self, sources: Sequence[LocalFile]) -> None:
-        """Upload new sources in one bundle.
+    async def _send(self, project_files: Sequence[LocalFile]) -> None:
+        """Upload new project files in one bundle.
 
-        Remove sources that no longer exist here from the site, so that no job imports them, and
-        bundles with outdated sources. A source that the command of an open attempt names stays.
+        Remove project files that no longer exist here from the site, so that no job imports them,
+        and bundles with outdated ones. A project file that the command of an open attempt names
+        stays.
         """
-        # Where an output stays at a place, what lies here under its name is no source.
-        sources = [f for f in sources if not self._ledger.is_stored(f.path, here=False)]
-        here = {file.path: file.sha256 for file in sources}
+        # Where an output stays at a place, what lies here under its name is no project file.
+        project_files = [f for f in project_files if not self._ledger.is_stored(f.path, here=False)]
+        here = {file.path: file.sha256 for file in project_files}
         await self._withdraw(
             bundle
             for bundle, files in self._ledger.uploaded_bundles(self._place).items()
-            if any(file.source and here.get(file.path) != file.sha256 for file in files)
+            if any(file.project and here.get(file.path) != file.sha256 for file in files)
         )
         known = self._ledger.remote_files(self._place)
-        gone = [file.path for file in known if file.source and file.path not in here]
+        gone = [file.path for file in known if file.project and file.path not in here]
         for path in [path for path in gone if (users := self._uses.of(self._place, path))]:
             gone.remove(path)
             stays = stays_message(self._site.name, users)
@@ -195,14 +196,14 @@ class Stager(Holdings):
             if is_rest_safe(path):
                 await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._place, gone)
-        await self.compare(sources)
-        missing = [file for file in sources if not self._there(file)]
+        await self.compare(project_files)
+        missing = [file for file in project_files if not self._there(file)]
         pending, fresh = self._split_pending(missing)
-        self._source_bundles = set(pending)
+        self._project_file_bundles = set(pending)
         if fresh:
-            self._source_bundles.add(await self._upload(fresh))
-        self.sources = {file.path: file for file in sources}
-        self._sources_lost = False
+            self._project_file_bundles.add(await self._upload(fresh))
+        self.project_files = {file.path: file for file in project_files}
+        self._project_files_lost = False
 
     async def stage(
         self,
@@ -227,8 +228,8 @@ class Stager(Holdings):
                 leave what is in use.
         """
         async with self._sending:
-            if self._sources_lost:
-                await self._send_sources(self.sources)
+            if self._project_files_lost:
+                await self._send_project_files(self.project_files)
         await self._withdraw(self._outdated_bundles(files, makes))
         await self.compare(files)
         await self._clear(files, named, free)
@@ -247,7 +248,7 @@ class Stager(Holdings):
             bundles.append(await self._upload(fresh))
         if own and not inline:
             inline = pack(own)  # in memory already
-        needed = tuple(dict.fromkeys([*sorted(self._source_bundles), *bundles]))
+        needed = tuple(dict.fromkeys([*sorted(self._project_file_bundles), *bundles]))
         await asyncio.gather(*(self._uploads[b] for b in needed if b in self._uploads))
         return Staged(
             needed, inline, carried, _checks([*files, *own], named, makes, self._place),
@@ -352,7 +353,7 @@ class Stager(Holdings):
             if held := self._ledger.bundle_files(bundle):
                 files += held
                 self._ledger.set_bundle(bundle, "unpacked")
-            self._source_bundles.discard(bundle)
+            self._project_file_bundles.discard(bundle)
         # The job skipped files of which the workspace had newer contents.
         files = [f for f in files if not self._ledger.superseded(self._place, f)]
         self._ledger.set_remote_files(self._place, files)
@@ -360,20 +361,20 @@ class Stager(Holdings):
     def gone(self, bundles: Sequence[str]) -> None:
         """Record that bundles are gone; their files are uploaded again."""
         for bundle in bundles:
-            if bundle in self._source_bundles:
-                self._source_bundles.discard(bundle)
-                self._sources_lost = True
+            if bundle in self._project_file_bundles:
+                self._project_file_bundles.discard(bundle)
+                self._project_files_lost = True
             self._ledger.set_bundle(bundle, "unpacked")
 
     def purged(self) -> None:
         """Note that the workspace has lost files.
 
         Records are compared with the site again before they count; what pending bundles hold, and
-        the sources, are uploaded again.
+        the project files, are uploaded again.
         """
         self._distrust()
         self.gone(list(self._ledger.uploaded_bundles(self._place)))
-        self._sources_lost = True
+        self._project_files_lost = True
 
     def missed(self, paths: Sequence[str]) -> None:
         """Note inputs that a job has not found with their contents, although these were sent.

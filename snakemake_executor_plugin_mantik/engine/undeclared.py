@@ -87,7 +87,7 @@ def _is_copied(entry: OutputEntry, request: JobRequest, made: Mapping[str, int])
 def list_brought(workdir: Path, files: Iterable[UndeclaredFile]) -> frozenset[str]:
     """Return the paths of files here that came from a site and were not changed since.
 
-    They are no sources: a job that makes one again would replace its own input.
+    They are no project files: a job that makes one again would replace its own input.
     """
     return frozenset(
         file.path for file in files if is_same_file(workdir / file.path, file.size, file.modified)

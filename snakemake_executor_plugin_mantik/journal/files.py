@@ -94,7 +94,7 @@ class FileLedger:
         self._database.change_each(
             "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?, ?, ?)",
             [
-                (place, f.path, f.size, f.sha256, f.source, f.modified, f.mode)
+                (place, f.path, f.size, f.sha256, f.project, f.modified, f.mode)
                 for f in files
                 if is_utf8(f.path)
             ],
@@ -488,9 +488,9 @@ def _add_files(
     db: sqlite3.Connection, bundle: str, files: Iterable[FileRecord], else_: str
 ) -> None:
     db.executemany(
-        f"INSERT OR {else_} INTO bundle_files (bundle, path, size, sha256, source)"  # noqa: S608
+        f"INSERT OR {else_} INTO bundle_files (bundle, path, size, sha256, project)"  # noqa: S608
         " VALUES (?, ?, ?, ?, ?)",
-        [(bundle, f.path, f.size, f.sha256, f.source) for f in files],
+        [(bundle, f.path, f.size, f.sha256, f.project) for f in files],
     )
 
 
@@ -501,4 +501,4 @@ def _below(directory: str) -> tuple[str, str]:
 
 def _file(row: sqlite3.Row) -> FileRecord:
     stored = {name: row[name] for name in ("modified", "mode") if name in row.keys()}  # noqa: SIM118
-    return FileRecord(row["path"], row["size"], row["sha256"], bool(row["source"]), **stored)
+    return FileRecord(row["path"], row["size"], row["sha256"], bool(row["project"]), **stored)

@@ -362,7 +362,7 @@ class FileRecord:
 
     Attributes:
         path: relative to the workflow's directory.
-        source: whether it was uploaded as one of the working directory's sources.
+        project: whether it was uploaded as one of the project files.
         modified: of a stored output, when the file was modified, by the clock of the site; else 0.
         mode: of a stored output, the file's permission bits.
     """
@@ -370,7 +370,7 @@ class FileRecord:
     path: str
     size: int
     sha256: str
-    source: bool = False
+    project: bool = False
     modified: float = field(default=0.0, compare=False)
     mode: int = field(default=0, compare=False)
 

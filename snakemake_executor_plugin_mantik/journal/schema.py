@@ -101,7 +101,7 @@ CREATE TABLE local_files (
 );
 CREATE TABLE remote_files (
     place TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
-    source INTEGER NOT NULL DEFAULT 0, modified REAL NOT NULL DEFAULT 0,
+    project INTEGER NOT NULL DEFAULT 0, modified REAL NOT NULL DEFAULT 0,
     mode INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (place, path)
 );
 CREATE TABLE links (path TEXT PRIMARY KEY, target TEXT NOT NULL);
@@ -124,7 +124,7 @@ CREATE TABLE bundles (
 );
 CREATE TABLE bundle_files (
     bundle TEXT NOT NULL REFERENCES bundles (id), path TEXT NOT NULL, size INTEGER NOT NULL,
-    sha256 TEXT NOT NULL, source INTEGER NOT NULL, name TEXT NOT NULL DEFAULT '',
+    sha256 TEXT NOT NULL, project INTEGER NOT NULL, name TEXT NOT NULL DEFAULT '',
     site TEXT NOT NULL DEFAULT '', import_id TEXT NOT NULL DEFAULT '', PRIMARY KEY (bundle, path)
 );
 CREATE INDEX bundle_files_content ON bundle_files (path, sha256);

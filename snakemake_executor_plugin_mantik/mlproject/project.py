@@ -2,9 +2,9 @@
 
 A rule's job runs again when the project's sources change: the files in its folder that an entry
 point depends on. They are chosen like the files of the working directory to upload
-(`staging.sources`), but without the products of the workflow's rules: an output in the project's
-folder is no reason to make it again. The MLproject file counts through the entry point itself, a
-Snakefile through Snakemake's own check of its rules.
+(`staging.project_files`), but without the products of the workflow's rules: an output in the
+project's folder is no reason to make it again. The MLproject file counts through the entry point
+itself, a Snakefile through Snakemake's own check of its rules.
 """
 
 import fnmatch
@@ -429,8 +429,8 @@ def project_digest(
         UserError: a source cannot be read, they are too large, or `exclude` is wrong.
     """
     # Imported here because loading a project does not need them.
+    from ..staging.project_files import list_candidates
     from ..staging.secret_files import EVERYTHING
-    from ..staging.sources import list_candidates
 
     total, gathered = 0, hashlib.sha256()
     ours = file.name if file is not None else ""

@@ -196,7 +196,7 @@ def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str
     Raise ConfigError if a name has braces. `made` are outputs, which are left out.
     """
     from ..config.exclude import Exclude, Include
-    from ..staging.sources import FILE_BYTES, list_candidates
+    from ..staging.project_files import FILE_BYTES, list_candidates
 
     include = Include(config.config.site.include if config else ())
     exclude = Exclude(config.config.exclude if config else ())

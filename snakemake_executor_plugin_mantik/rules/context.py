@@ -21,7 +21,7 @@ from ..config.reading import LoadedConfig
 from ..engine.request import Upload
 from ..jobs.paths import WORKSPACE, file_path
 from ..jobs.script import PART_BYTES
-from ..staging.sources import SourceFiles
+from ..staging.project_files import ProjectFileFilter
 from . import Job
 
 
@@ -223,7 +223,7 @@ def start_words(payload: Payload) -> tuple[list[str], tuple[Upload, ...]]:
 def report_withheld(directory: str, withheld: str) -> None:
     """Warn once that files of a directory are not uploaded, unless `withheld` is empty.
 
-    `withheld` says which files, why, and what to do, as `Sources.withheld` does.
+    `withheld` says which files, why, and what to do, as `ProjectFiles.withheld` does.
     """
     if withheld:
         logger.warning(f"Files of {directory}: {withheld}.")
@@ -235,7 +235,7 @@ def select_small_files(directory: Path, workdir: Path, config: BackendConfig) ->
     Raises:
         UserError: they are too large together.
     """
-    chosen = SourceFiles(
+    chosen = ProjectFileFilter(
         directory, Exclude(config.exclude), {os.path.relpath(workdir, directory)},
         Include(config.site.include),
     ).select(config.site.project_files_limit_bytes)  # fmt: skip

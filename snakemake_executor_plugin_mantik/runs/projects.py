@@ -20,8 +20,8 @@ from ..config.environment import environment_uploads
 from ..config.exclude import Exclude, Include
 from ..config.model import BackendConfig
 from ..mlproject.single_rule import RESULTS
+from ..staging.project_files import list_candidates
 from ..staging.secret_files import EVERYTHING, Matching
-from ..staging.sources import list_candidates
 from ..tracking.run import git_tags, without_user
 from . import git
 from .directories import RunDirectory, runs_home

@@ -1,1 +1,1 @@
-"""Staging: local files, sources, bundles to upload, and downloads."""
+"""Staging: local files, project files, bundles to upload, and downloads."""

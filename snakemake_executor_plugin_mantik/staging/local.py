@@ -37,7 +37,7 @@ class LocalFile:
         size: bytes; 0 for a directory.
         key: identifies the content at the time of the check; None if there is no local file.
         sha256: checksum of its content; empty for a directory.
-        source: whether it is uploaded as one of the working directory's sources.
+        project: whether it is one of the project files.
         content: its bytes if there is no local file.
         stored: identity of the place that it lies at, if it is a stored output: then there is no
             local file, either, and `local` is its path there.
@@ -51,7 +51,7 @@ class LocalFile:
     key: Key | None = None
     sha256: str = ""
     directory: bool = False
-    source: bool = False
+    project: bool = False
     content: bytes | None = None
     stored: str = ""
     mode: int = 0
@@ -88,7 +88,7 @@ class LocalFile:
     @property
     def record(self) -> FileRecord:
         """The manifest's record of it once it is at a site."""
-        return FileRecord(self.path, self.size, self.sha256, self.source)
+        return FileRecord(self.path, self.size, self.sha256, self.project)
 
 
 class LocalFiles:
@@ -104,12 +104,12 @@ class LocalFiles:
         self._reading: dict[Key, asyncio.Task[dict[Key, str | OSError]]] = {}
 
     async def look_at(
-        self, wanted: Iterable[tuple[str, Path | None]], *, source: bool = False
+        self, wanted: Iterable[tuple[str, Path | None]], *, project: bool = False
     ) -> list[LocalFile]:
         """Examine files, and all files and empty directories below directories.
 
         `wanted` has the path of each in the workspace, and its local path if that does not follow
-        from the former (`jobs.paths.local_path`). Files that are uploaded as a `source` may be
+        from the former (`jobs.paths.local_path`). Project files may be
         missing.
 
         Raises:
@@ -122,14 +122,14 @@ class LocalFiles:
         ]
         if not roots:
             return []  # not worth a thread
-        found = await asyncio.to_thread(_walk_all, roots, may_go=source)
+        found = await asyncio.to_thread(_walk_all, roots, may_go=project)
         checksums = await self._checksums(found)
         return [
-            LocalFile(at, here, 0, file_key(here, status), directory=True, source=source)
+            LocalFile(at, here, 0, file_key(here, status), directory=True, project=project)
             if stat.S_ISDIR(status.st_mode)
             else LocalFile(
                 at, here, status.st_size, file_key(here, status), checksums[file_key(here, status)],
-                source=source,
+                project=project,
             )
             for at, here, status in found
         ]  # fmt: skip

@@ -2,7 +2,8 @@
 
 A site's administrators and every process of the user there can read the files of a job. So a file
 from which a credential was read is never uploaded, nor is a copy of it. Files that look like a
-secret are only uploaded if `Site: Include` names them. As sources they are left out; a rule or a
+secret are only uploaded if `Site: Include` names them. As project files they are left out; a rule
+    or a
 command that names them, or a directory with them, is refused.
 """
 
@@ -114,7 +115,7 @@ class SecretFiles:
 
     - the content, always;
     - its name, unless the user has named the file itself;
-    - of a source also its mode, and a link out of the directory.
+    - of a project file also its mode, and a link out of the directory.
     """
 
     def __init__(self, include: Matching) -> None:
@@ -127,7 +128,7 @@ class SecretFiles:
         """Return why a file may hold a secret, in a few words; empty if it does not look so.
 
         `path` is what `include` may match, `status` that of a link's target. The user has named the
-        file `itself`, or a directory with it; or it is a source below `root`, links resolved.
+        file `itself`, or a directory with it; or it is a project file below `root`, links resolved.
         """
         if _is_included(self._include, path):
             return ""
@@ -244,7 +245,7 @@ def walk(
 
 
 class Withheld:
-    """Sources below a directory that are not uploaded; `str()` gives a line that reports them."""
+    """Project files below a directory that are withheld; `str()` gives a line that reports them."""
 
     def __init__(self, directory: Path, include: Matching) -> None:
         """Withhold secrets of `directory` that `include` does not match, and credentials always."""

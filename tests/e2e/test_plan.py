@@ -338,7 +338,7 @@ def test_sources_and_what_is_none_are_listed_with_the_reason(planned: Project) -
     planned.write("old/x.csv")
     planned.write("big.csv", "x" * 2_000_000)
     planned.config.write_text(f"{planned.place.config}Exclude: [old/]\n")
-    sources, left = (
+    project_files, left = (
         {"Snakefile", "script.py"},
         {
             ".hidden": "hidden",
@@ -348,7 +348,7 @@ def test_sources_and_what_is_none_are_listed_with_the_reason(planned: Project) -
         },
     )
     made = of(plan(planned, "--json", "--project-files", *options(planned), "--", "all").ok())
-    assert made["project_file_sizes"]["hpc1"].keys() == sources, "inputs are none of them"
+    assert made["project_file_sizes"]["hpc1"].keys() == project_files, "inputs are none of them"
     assert made["left_out"]["hpc1"] == {".snakemake/": "hidden", **left}
     said = plan(planned, "--project-files", *options(planned), "--", "all").ok().output
     tells(

@@ -195,7 +195,8 @@ def test_files_cross_once_and_only_when_needed(
 
     ran = two.run().ok()
 
-    # The lease, library and sources; at UNICORE the workspace's permissions, at firecREST a.bin.
+    # The lease, library and project files; at UNICORE the workspace's permissions, at firecREST
+    # a.bin.
     assert ledger.uploads() == {"hpc1": 4, "hpc2": 4}, ran.output
     assert two.read("sum1") == two.read("sum2a") == two.read("sum2b")
     assert not (two.workspace / "stays.bin").exists()
@@ -536,7 +537,8 @@ def test_two_names_of_one_api_share_client_and_workspace(
         plain=True,
     ).ok()  # fmt: skip
 
-    # Lease, library, sources and one bundle; UNICORE's workspace's permissions are set once, too.
+    # Lease, library, project files and one bundle; UNICORE's workspace's permissions are set once,
+    # too.
     assert ledger.uploads()[name] == (4 if name == "hpc2" else 5), ran.output
     assert ran.output.count("Uploading ") == 1
     assert firecrest.read("b.sum").splitlines()[-2:] == ["of a batch", "of b devel"]

@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, ScriptLimits
 from snakemake_executor_plugin_mantik.journal import AttemptState, Journal, read_history
-from snakemake_executor_plugin_mantik.staging.sources import Sources
+from snakemake_executor_plugin_mantik.staging.project_files import ProjectFiles
 from snakemake_executor_plugin_mantik.storage import access
 from tests.support.controller import CONFIG, request
 from tests.support.simulated import Fate, Fault, SimulatedPlanner, SimulatedSite, World
@@ -54,7 +54,7 @@ def start(world: World, tmp_path: Path) -> Iterator[Start]:
     def new() -> Engine:
         engine = make(world, tmp_path)
         engines.append(engine)
-        engine.open(["sim"], lambda _: Sources((), 0, ()))
+        engine.open(["sim"], lambda _: ProjectFiles((), 0, ()))
         return engine
 
     yield new
@@ -173,7 +173,7 @@ def test_site_that_does_not_open(world: World, tmp_path: Path) -> None:
     engine = make(world, tmp_path)
     sites[tmp_path].fault = lambda method, about: "unauthorized" if method == "open" else ""
     with pytest.raises(MantikError, match="who are you"):
-        engine.open(["sim"], lambda _: Sources((), 0, ()))
+        engine.open(["sim"], lambda _: ProjectFiles((), 0, ()))
     sites[tmp_path].fault = lambda method, about: ""
     assert outcomes_after_open(engine).succeeded, "it may have more luck later"
     engine.close(tidy=False)
@@ -186,13 +186,13 @@ def test_site_that_says_nothing_when_it_is_opened(
     engine = make(world, tmp_path)
     sites[tmp_path].fault = lambda method, about: "hang" if method == "open" else ""
     with pytest.raises(MantikError, match="has not answered") as told:
-        engine.open(["sim"], lambda _: Sources((), 0, ()))
+        engine.open(["sim"], lambda _: ProjectFiles((), 0, ()))
     assert "nothing was submitted" in str(told.value)
     engine.close(tidy=False)
 
 
 def outcomes_after_open(engine: Engine) -> Outcome:
-    engine.open(["sim"], lambda _: Sources((), 0, ()))
+    engine.open(["sim"], lambda _: ProjectFiles((), 0, ()))
     return outcomes(engine, request(1))[1]
 
 
@@ -201,7 +201,7 @@ def test_jobs_that_an_earlier_run_left_and_nobody_needs_are_told(tmp_path: Path)
     said: list[str] = []
     for number in (0, 1):
         engine = make(world, tmp_path, said.append)
-        engine.open(["sim"], lambda _: Sources((), 0, ()))
+        engine.open(["sim"], lambda _: ProjectFiles((), 0, ()))
         if number == 0:
             engine.submit(request(0))
             answered(tmp_path)
@@ -288,7 +288,7 @@ def test_what_nobody_asks_for_any_more_is_told(start: Start, world: World, tmp_p
     engine.close(tidy=False)
     said: list[str] = []
     again = make(world, tmp_path, said.append)
-    again.open(["sim"], lambda _: Sources((), 0, ()))
+    again.open(["sim"], lambda _: ProjectFiles((), 0, ()))
     again.submit(request(0))
     wait_until(lambda: "0" in "".join(r.job for r in read_history(tmp_path / ".snakemake/mantik")))
     again.close()
@@ -313,7 +313,7 @@ def test_what_is_left_at_another_site_may_still_run(
         at({"else": (other, "/else")}, tmp_path), journal=Journal(tmp_path / ".snakemake/mantik"),
         workdir=tmp_path, state=tmp_path / ".snakemake/mantik", notify=said.append,
     )  # fmt: skip
-    again.open(["else"], lambda _: Sources((), 0, ()))
+    again.open(["else"], lambda _: ProjectFiles((), 0, ()))
     assert outcomes(again, replace(request(1), site="else"))[1].succeeded
     again.close()
 
@@ -353,7 +353,7 @@ def test_names_of_one_place_keep_their_own_settings(
         notify=lambda _: None,
     )  # fmt: skip
     try:
-        engine.open([*sites], lambda _: Sources((), 0, ()))
+        engine.open([*sites], lambda _: ProjectFiles((), 0, ()))
         jobs = [replace(request(n, "data"), site=site) for n, site in enumerate(sites)]
         assert all(o.succeeded for o in outcomes(engine, *jobs).values())
     finally:

@@ -38,15 +38,15 @@ def test_a_source_that_a_running_job_names_stays(tmp_path: Path) -> None:
     job = replace(request(1), command="python lib.py")
 
     async def begin(controller: Controller) -> None:
-        await controller.place.stager.send_sources(["lib.py", "other.py"])
+        await controller.place.stager.send_project_files(["lib.py", "other.py"])
         assert (await controller.job(request(0))).succeeded
         asyncio.ensure_future(controller.work.run(job))  # noqa: RUF006 - it is left
         while len(sim.runs) < 2:
             await asyncio.sleep(1)
 
     async def again(controller: Controller) -> list[str]:
-        controller.place.stager.sources.clear()
-        await controller.place.stager.send_sources(["new.py"])
+        controller.place.stager.project_files.clear()
+        await controller.place.stager.send_project_files(["new.py"])
         return controller.said
 
     simulate(tmp_path, sim, begin)
@@ -111,9 +111,9 @@ def test_sources_that_a_site_has_refused_come_with_the_next_job(tmp_path: Path) 
     async def act(controller: Controller) -> None:
         controller.site.fault = lambda method, about: "rejected" if method == "put" else ""
         with pytest.raises(SiteRejected):
-            await controller.place.stager.send_sources(["lib.py"])
+            await controller.place.stager.send_project_files(["lib.py"])
         controller.site.fault = lambda method, about: ""
-        await controller.place.stager.send_sources(["lib.py"])
+        await controller.place.stager.send_project_files(["lib.py"])
         assert (await controller.job(request(0))).succeeded
 
     simulate(tmp_path, sim, act)

@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import ATTEMPTS, PLACE
 from snakemake_executor_plugin_mantik.journal import AttemptRecord, AttemptState, Journal, database
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from tests.support.controller import CONFIG, request
-from tests.support.laptop import Session, no_sources
+from tests.support.laptop import Session, no_project_files
 from tests.support.simulated import Fate, Fault, SimulatedPlanner, SimulatedSite, World
 
 LONG_S = 5000.0
@@ -286,7 +286,7 @@ def test_names_of_one_place_look_after_it_together(tmp_path: Path, names: Sequen
     session = Session(dict.fromkeys(names, World()), tmp_path, CONFIG, one_client=True)
 
     async def idle() -> None:
-        await session.engine.opened(no_sources(), *names)
+        await session.engine.opened(no_project_files(), *names)
         await asyncio.sleep(LONG_S)
         await session.engine.closed(tidy=False)
 

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, OutputFile
 from snakemake_executor_plugin_mantik.journal import AttemptState
 from tests.support.controller import request
-from tests.support.laptop import Session, no_sources
+from tests.support.laptop import Session, no_project_files
 from tests.support.schedules import config
 from tests.support.simulated import Fault
 from tests.support.world import STEPS, Fate, World
@@ -49,7 +49,7 @@ def play(tmp_path: Path) -> Callable[[World, Scenario], Session]:
         session = Session({"sim": world}, workdir, config(2, 60, 30, 10), presubmit=100)
 
         async def whole() -> None:
-            await session.engine.opened(no_sources(), "sim")
+            await session.engine.opened(no_project_files(), "sim")
             await scenario(session)
 
         session.run(whole())

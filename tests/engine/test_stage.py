@@ -126,11 +126,11 @@ async def test_edited_source_is_never_covered_by_its_old_version(bench: Files, r
     """Ctrl-C before any job started, an edit, and again; bundles have random names."""
     for name in ("train.py", "other.py"):
         bench.write(name, b"old")
-    await bench.stager.send_sources(["train.py", "other.py"])
+    await bench.stager.send_project_files(["train.py", "other.py"])
     waiting = await bench.stage()
     bench.begin()
     bench.write("train.py", b"new")
-    await bench.stager.send_sources(["train.py", "other.py"])
+    await bench.stager.send_project_files(["train.py", "other.py"])
     await bench.done()
     assert bench.world.files["train.py"] == b"new"
     assert bench.world.files["other.py"] == b"old"
@@ -139,7 +139,7 @@ async def test_edited_source_is_never_covered_by_its_old_version(bench: Files, r
 
 
 async def test_sources_whose_bundle_is_gone_are_sent_again(bench: Files) -> None:
-    await bench.stager.send_sources([bench.write("train.py", b"x")])
+    await bench.stager.send_project_files([bench.write("train.py", b"x")])
     bench.stager.gone((await bench.stage()).bundles)
     await bench.done()
     assert bench.world.files["train.py"] == b"x"
@@ -218,7 +218,7 @@ def test_a_directory_is_empty_only_for_certain(wrong: Fault) -> None:
     assert found == ["out/a/b", "out/a", "out"]
 
 
-# Sources that somebody writes to while they are sent.
+# Project files that somebody writes to while they are sent.
 
 
 class Busy(LocalFiles):
@@ -229,10 +229,10 @@ class Busy(LocalFiles):
         self._act = act
 
     async def look_at(
-        self, wanted: Iterable[tuple[str, Path | None]], *, source: bool = False
+        self, wanted: Iterable[tuple[str, Path | None]], *, project: bool = False
     ) -> list[LocalFile]:
         """See `LocalFiles`."""
-        found = await super().look_at(wanted, source=source)
+        found = await super().look_at(wanted, project=project)
         self._act()
         return found
 
@@ -251,9 +251,9 @@ def sent(tmp_path: Path) -> Sent:
             bench = Bench(tmp_path)
             stager = bench.make_stager(Busy(tmp_path, bench.journal, act))
             with closing(bench.journal):
-                await stager.send_sources(["code.py", "notes"])
+                await stager.send_project_files(["code.py", "notes"])
             said.extend(bench.said)
-            return {path: file.sha256 for path, file in stager.sources.items()}
+            return {path: file.sha256 for path, file in stager.project_files.items()}
 
         for name in ("code.py", "notes"):
             (tmp_path / name).write_text("x")

@@ -74,16 +74,16 @@ def test_what_was_updated_is_updated_again_only_if_somebody_else_has_changed_it(
     assert states(tmp_path) == [*[AttemptState.ABANDONED] * (runs - 1), AttemptState.DONE]
 
 
-def with_sources(sources: dict[str, str], **values: Any) -> Play:
+def with_project_files(project_files: dict[str, str], **values: Any) -> Play:
     """A run of one job in a working directory with these sources."""
 
     async def play(controller: Controller) -> Outcome:
-        controller.place.stager.sources = {
+        controller.place.stager.project_files = {
             path: replace(
                 LocalFile.holding(path, text.encode()),
                 key=(path, 1, 0, time.time_ns() if text == "new" else 0, 0),
             )
-            for path, text in sources.items()
+            for path, text in project_files.items()
         }
         return await controller.job(replace(request(1, "data/x"), **values))
 
@@ -106,16 +106,16 @@ COMMAND = "python scripts/train.py"
     ],
 )
 def test_what_changed_is_told_and_nothing_old_is_used(
-    tmp_path: Path, values: dict[str, Any], sources: dict[str, str], told: str
+    tmp_path: Path, values: dict[str, Any], project_files: dict[str, str], told: str
 ) -> None:
     world = World(duration=lambda spec: 1000.0)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/x").write_text("1")
-    left_running(tmp_path, world, with_sources(BEFORE, command=COMMAND))
-    (tmp_path / "data/x").write_text(sources.pop("data/x", "1"))
+    left_running(tmp_path, world, with_project_files(BEFORE, command=COMMAND))
+    (tmp_path / "data/x").write_text(project_files.pop("data/x", "1"))
 
     async def play(controller: Controller) -> list[str]:
-        again = with_sources(BEFORE | sources, **{"command": COMMAND, **values})
+        again = with_project_files(BEFORE | project_files, **{"command": COMMAND, **values})
         assert (await again(controller)).succeeded
         return controller.said
 
@@ -130,11 +130,13 @@ def test_other_resources_and_unnamed_sources_are_told(tmp_path: Path) -> None:
     world = World(duration=lambda spec: 1000.0)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/x").write_text("1")
-    left_running(tmp_path, world, with_sources(BEFORE, resources={"mem_mb": 1000}))
+    left_running(tmp_path, world, with_project_files(BEFORE, resources={"mem_mb": 1000}))
     (sent,) = read_history(tmp_path / ".snakemake/mantik")
 
     async def play(controller: Controller) -> list[str]:
-        play = with_sources(BEFORE | {"lib.py": "new"}, resources={"mem_mb": 2000, "runtime": 5})
+        play = with_project_files(
+            BEFORE | {"lib.py": "new"}, resources={"mem_mb": 2000, "runtime": 5}
+        )
         assert (await play(controller)).succeeded
         return controller.said
 

@@ -119,8 +119,8 @@ def test_an_environment_in_an_image_is_where_snakemake_has_put_it(job: SimpleNam
 def test_what_a_full_job_takes_along(job: SimpleNamespace) -> None:
     job.container_img_url = str(job.folder / "e.yaml")
     every = RuleContext({}, job.folder, frozenset(DeploymentMethod))
-    sources, image = deployment_files(SiteJob(job, every))
-    assert [Path(source.path).name for source in sources] == ["e.yaml", "e.post-deploy.sh"]
+    project_files, image = deployment_files(SiteJob(job, every))
+    assert [Path(source.path).name for source in project_files] == ["e.yaml", "e.post-deploy.sh"]
     assert image == job.folder / "e.yaml"
     assert deployment_files(SiteJob(job, RuleContext({}, job.folder))) == ([], None)
 

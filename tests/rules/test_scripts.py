@@ -313,14 +313,14 @@ def test_languages(name: str, notebook: bool, words: str | None) -> None:
     assert said == words if words is None else words in str(said)
 
 
-def cells(*sources: str, language: str | None = "python") -> dict[str, Any]:
+def cells(*project_files: str, language: str | None = "python") -> dict[str, Any]:
     return {
         "cells": [
             {
                 "cell_type": "code", "id": f"c{number}", "execution_count": None, "metadata": {},
                 "outputs": [], "source": source,
             }
-            for number, source in enumerate(sources)
+            for number, source in enumerate(project_files)
         ],
         "metadata": {
             "language_info": {"name": language},

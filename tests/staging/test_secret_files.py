@@ -1,4 +1,4 @@
-"""What holds secrets is not among the sources, whatever it is called and wherever links lead."""
+"""What holds secrets is no project file, whatever it is called and wherever links lead."""
 
 import asyncio
 import filecmp
@@ -15,12 +15,12 @@ from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.credentials import credential_files
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
-from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles, SecretFiles
-from snakemake_executor_plugin_mantik.staging.sources import (
-    SourceFiles,
-    Sources,
+from snakemake_executor_plugin_mantik.staging.project_files import (
+    ProjectFileFilter,
+    ProjectFiles,
     list_candidates,
 )
+from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles, SecretFiles
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 PEM = "-----BEGIN {}PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcw\n"
@@ -33,8 +33,8 @@ def write(path: Path, content: str = "x\n", mode: int = 0o644) -> Path:
     return path
 
 
-def chosen(root: Path, *include: str, exclude: tuple[str, ...] = ()) -> Sources:
-    return SourceFiles(root, Exclude(exclude), include=Include(include)).select(1 << 25)
+def chosen(root: Path, *include: str, exclude: tuple[str, ...] = ()) -> ProjectFiles:
+    return ProjectFileFilter(root, Exclude(exclude), include=Include(include)).select(1 << 25)
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def test_ordinary_contents_go(here: Path, name: str, content: str) -> None:
 def test_of_a_large_file_only_the_beginning_is_read(here: Path) -> None:
     write(here / "large.csv", "x\n" * (1 << 19) + f"ghp_{RANDOM}12\n")
     write(here / "token.csv", f"ghp_{RANDOM}12\n" + "x\n" * (1 << 19))
-    found = SourceFiles(here, Exclude(()), file_limit=1 << 25).select(1 << 25)
+    found = ProjectFileFilter(here, Exclude(()), file_limit=1 << 25).select(1 << 25)
     assert found.paths == ("large.csv",)
 
 

@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.journal import AttemptRecord, Journal
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.pools import with_pools
-from snakemake_executor_plugin_mantik.staging.sources import Sources
+from snakemake_executor_plugin_mantik.staging.project_files import ProjectFiles
 from tests.support.simulated import SimulatedPlanner, SimulatedSite
 from tests.support.virtualtime import VirtualLoop
 from tests.support.world import World
@@ -77,8 +77,8 @@ class InPlace(Engine):
     def _begin(self) -> None:
         self._loop = self._given
 
-    async def opened(self, sources: Sources, *names: str) -> None:
-        self._source_choice = lambda _: sources
+    async def opened(self, project_files: ProjectFiles, *names: str) -> None:
+        self._project_files_of = lambda _: project_files
         await self._open_all(names, ())
 
     async def job(self, request: JobRequest) -> Outcome:
@@ -288,5 +288,5 @@ def run_all(works: Mapping[Session, Coroutine[Any, Any, None]]) -> None:
     assert not lost or any(session.died for session in works), f"nobody takes errors: {lost}"
 
 
-def no_sources() -> Sources:
-    return Sources((), 0, ())
+def no_project_files() -> ProjectFiles:
+    return ProjectFiles((), 0, ())

@@ -42,7 +42,7 @@ from snakemake_executor_plugin_mantik.journal import (
     read_history,
     read_stored,
 )
-from snakemake_executor_plugin_mantik.staging.sources import Sources
+from snakemake_executor_plugin_mantik.staging.project_files import ProjectFiles
 from tests.support.controller import request
 from tests.support.laptop import Died, Session, run_all
 from tests.support.schedules import DAY_S, REPEATING, Schedule
@@ -611,7 +611,7 @@ class Play:
         self.led = self.refused = False
         self._going: dict[int, str] = {}
         try:
-            await session.engine.opened(Sources(("lib.py",), 1, ()), *self.schedule.names)
+            await session.engine.opened(ProjectFiles(("lib.py",), 1, ()), *self.schedule.names)
             self.led = True
         except (MantikError, OSError) as error:
             self.refused = any(words in str(error) for words in REFUSED)

@@ -44,7 +44,7 @@ KINDS: Final = (
     "power",  # what was not synced when it dies is gone
     "interrupts",  # Ctrl-C, once or twice
     "detaches",  # a hang-up
-    "changes",  # the user changes a command, an input, a source or a job's site between two runs
+    "changes",  # the user changes a command, input, project file or a job's site between two runs
     "unwanted",  # Snakemake does not take the outputs
     "edits",  # the user changes inputs while jobs wait and run
     "same times",  # what the user changes keeps its modification time

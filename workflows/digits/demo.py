@@ -22,7 +22,7 @@ from rich.table import Table
 from snakemake_executor_plugin_mantik.cli.watch import jobs_table
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.journal import read_history
-from snakemake_executor_plugin_mantik.staging.sources import REPORT_FILE
+from snakemake_executor_plugin_mantik.staging.project_files import REPORT_FILE
 from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
 
 HERE = Path(__file__).resolve().parent

@@ -16,8 +16,8 @@ from ...common.errors import UserError
 from ...config.exclude import Include
 from ...config.model import BackendConfig
 from ...jobs.paths import file_path
+from ...staging.project_files import FILE_BYTES, MIB
 from ...staging.secret_files import Withheld
-from ...staging.sources import FILE_BYTES, MIB
 from .. import Job
 from ..context import report_withheld
 from ..onsite.mantik_script import STUBS

@@ -23,7 +23,7 @@ SERVERS = Path(
     os.environ.get("MANTIK_TEST_SERVERS")
     or Path(__file__).parents[3] / ".cache" / "real" / "servers"
 )
-"""Where the sources of the servers are that no package registry has: `tsi`, `firecrest-v2`.
+"""Where the project files of the servers are that no package registry has: `tsi`, `firecrest-v2`.
 
 tests/real/install fetches them there unless MANTIK_TEST_SERVERS names another directory.
 """

@@ -133,7 +133,7 @@ class OwnFirecrest(Firecrest):
             [str(PYTHON), "-m", "uvicorn", "firecrest.main:app", "--port", port],
             SERVERS / "firecrest-v2" / "src",
             self.files / LOG,
-            # The sources may belong to somebody else.
+            # The project files may belong to somebody else.
             {**os.environ, "YAML_CONFIG_FILE": str(self.files / CONFIGURATION),
              "PYTHONDONTWRITEBYTECODE": "1"},
         )  # fmt: skip
@@ -212,7 +212,7 @@ def lacking() -> list[str]:
 
 
 def version() -> str:
-    """What it is; its sources tell no number."""
+    """What it is; its project files tell no number."""
     return "firecREST v2, from its sources"
 
 

@@ -1,7 +1,7 @@
 """UNICORE as centres run it: the real TSI as root in front of Slurm, and a UNICORE/X before it.
 
-The TSI becomes the user for all that it does. Its sources are installed into the directory of the
-server, as its own installer does; a UNICORE/X of the same release speaks to it.
+The TSI becomes the user for all that it does. Its project files are installed into the directory of
+the server, as its own installer does; a UNICORE/X of the same release speaks to it.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""Selection of the sources: files of the working directory to upload besides a job's inputs.
+"""Selection of the project files: files of the working directory to upload besides a job's inputs.
 
 A rule names its inputs, but not the scripts that its command calls, nor their imports. So all small
-files of the working directory are uploaded as sources, once per site and content, except: hidden
-files and directories, files in the backend config's Exclude, files that rules make or read (they
-are uploaded as inputs), virtual environments and caches of Python, `node_modules`, MLflow's own
-files, logs, profiles of Snakemake, files above the size limit, and files that may hold a secret
+files of the working directory are uploaded as project files, once per site and content, except:
+hidden files and directories, files in the backend config's Exclude, files that rules make or read
+(they are uploaded as inputs), virtual environments and caches of Python, `node_modules`, MLflow's
+own files, logs, profiles of Snakemake, files above the size limit, and files that may hold a secret
 (`staging.secret_files`).
 """
 
@@ -59,7 +59,7 @@ def missed_files(
         text: what a failed job wrote, and how it ended.
         workdir: the workflow's directory.
         workspace: that at the site, as jobs see it.
-        why: returns why a path relative to `workdir` is no source; None if it is one.
+        why: returns why a path relative to `workdir` is no project file; None if it is one.
         known: the job's own inputs and outputs, relative to `workdir` or absolute.
     """
     found: dict[str, str] = {}
@@ -131,7 +131,7 @@ differ in each run."""
 MIB = 1 << 20
 
 FILE_BYTES = MIB
-"""Size above which files are no sources: larger ones are data, which rules name as inputs."""
+"""Size above which files are no project files: larger ones are data, which rules name as inputs."""
 
 _PROFILE = re.compile(r"(workflow/)?profiles/[^/]+/(config|profile)(\.v\d+\+)?\.ya?ml")
 """Options of the Snakemake on this machine, addresses and passwords among them. The Snakemake of a
@@ -139,8 +139,8 @@ full job reads none."""
 
 
 @dataclass(frozen=True)
-class Sources:
-    """The selected sources, `paths` in order and relative to the working directory.
+class ProjectFiles:
+    """The selected project files, `paths` in order and relative to the working directory.
 
     Attributes:
         size: bytes of all of them together.
@@ -167,8 +167,8 @@ _HIDDEN = "hidden"
 _EXCLUDED = "in Exclude of the backend config"
 
 
-class SourceFiles:
-    """Decides which files below a working directory are sources."""
+class ProjectFileFilter:
+    """Decides which files below a working directory are project files."""
 
     def __init__(
         self,
@@ -193,8 +193,8 @@ class SourceFiles:
         self._withheld = Withheld(workdir, include)
         self._own = _own_output()
 
-    def select(self, total_limit: int) -> Sources:
-        """Select the sources.
+    def select(self, total_limit: int) -> ProjectFiles:
+        """Select the project files.
 
         Raises:
             UserError: they are larger than `total_limit` bytes together.
@@ -221,10 +221,10 @@ class SourceFiles:
                 )
         too_large = tuple(path for path, why in left_out.items() if why == self._too_large)
         others = {path: why for path, why in left_out.items() if why != OF_RULES}
-        return Sources(tuple(paths), total, too_large, str(self._withheld), others)
+        return ProjectFiles(tuple(paths), total, too_large, str(self._withheld), others)
 
     def why_left_out(self, path: str) -> str | None:
-        """Return why a file or directory is no source, in a few words; None if it is.
+        """Return why a file or directory is no project file, in a few words; None if it is.
 
         `path` is relative to the working directory. What does not exist has no reason, either.
         """
@@ -238,7 +238,7 @@ class SourceFiles:
         return self._look_at(path)[0] or None
 
     def walk(self) -> Iterator[tuple[str, str, int]]:
-        """Yield all files, with the reasons why they are no sources, if any, and their sizes.
+        """Yield all files, with the reasons why they are no project files, if any, and their sizes.
 
         So are directories that are not entered, with a final slash. Links count as their targets.
         """
@@ -265,7 +265,7 @@ class SourceFiles:
         return _EXCLUDED if self._exclude.matches(path, is_dir=True) else ""
 
     def _look_at(self, path: str) -> tuple[str, int]:
-        """Return why a file is no source, empty if it is one, and its size."""
+        """Return why a file is no project file, empty if it is one, and its size."""
         if why := self._why_named(path):
             return why, 0
         status = None
@@ -297,12 +297,14 @@ class SourceFiles:
 def list_candidates(
     workdir: Path, exclude: Matching, products: Container[str], include: Matching
 ) -> Iterator[tuple[str, int]]:
-    """Yield all files that are sources whatever their size, with their sizes in bytes.
+    """Yield all files that are project files whatever their size, with their sizes in bytes.
 
-    In a fixed order. Arguments as for `SourceFiles`; `products` is also checked for directories,
-    which are then left out with their files.
+    In a fixed order. Arguments as for `ProjectFileFilter`; `products` is also checked for
+    directories, which are then left out with their files.
     """
-    for path, why, size in SourceFiles(workdir, exclude, products, include, sys.maxsize).walk():
+    for path, why, size in ProjectFileFilter(
+        workdir, exclude, products, include, sys.maxsize
+    ).walk():
         if not why:
             yield path, size
 

@@ -8,7 +8,11 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.staging.sources import SourceFiles, Sources, missed_files
+from snakemake_executor_plugin_mantik.staging.project_files import (
+    ProjectFileFilter,
+    ProjectFiles,
+    missed_files,
+)
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 
@@ -21,8 +25,8 @@ def write(root: Path, *paths: str, size: int = 1) -> None:
 
 def chosen(
     root: Path, *exclude: str, products: tuple[str, ...] = (), total: int = 10**6
-) -> Sources:
-    return SourceFiles(root, Exclude(exclude), products, file_limit=1000).select(total)
+) -> ProjectFiles:
+    return ProjectFileFilter(root, Exclude(exclude), products, file_limit=1000).select(total)
 
 
 def test_small_files_of_every_name(tmp_path: Path) -> None:
@@ -50,7 +54,7 @@ def test_logs_stay_here(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from snakemake_executor_plugin_mantik.config.exclude import Exclude
-        from snakemake_executor_plugin_mantik.staging.sources import SourceFiles
+        from snakemake_executor_plugin_mantik.staging.project_files import SourceFiles
         found = SourceFiles(Path("."), Exclude(()), file_limit=1000).select(9000)
         Path("found").write_text(" ".join(found.paths))
     """
@@ -64,12 +68,12 @@ def test_large_files_are_left_out_and_told(tmp_path: Path) -> None:
     write(tmp_path, "large", size=1001)
     write(tmp_path, "just", size=1000)
     why = {"large": "larger than 1000 B"}
-    assert chosen(tmp_path) == Sources(("just",), 1000, ("large",), left_out=why)
+    assert chosen(tmp_path) == ProjectFiles(("just",), 1000, ("large",), left_out=why)
 
 
 def test_all_together_may_be_as_large_as_the_limit(tmp_path: Path) -> None:
     write(tmp_path, "a", "b", size=500)
-    files = SourceFiles(tmp_path, Exclude(()), file_limit=1000)
+    files = ProjectFileFilter(tmp_path, Exclude(()), file_limit=1000)
     assert files.select(1000).size == 1000
     with pytest.raises(UserError, match="larger than"):
         files.select(999)
@@ -85,7 +89,7 @@ def test_each_file_that_stays_here_has_a_reason(tmp_path: Path) -> None:
     write(tmp_path, "large", size=1001)
     (tmp_path / "dangling").symlink_to("nowhere")
     exclude = Exclude(("big/", "*.dat"))
-    files = SourceFiles(tmp_path, exclude, ("out/model", "in.csv"), file_limit=1000)
+    files = ProjectFileFilter(tmp_path, exclude, ("out/model", "in.csv"), file_limit=1000)
     found, why = files.select(9000).left_out, files.why_left_out
     assert {path: why.split()[0] for path, why in found.items()} == {
         ".env": "hidden", ".git/": "hidden", "d/.hidden/": "hidden", "venv/": "a",

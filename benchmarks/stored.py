@@ -33,7 +33,7 @@ from hpc_sandbox.faults import Protocol
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, StoredOutput
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, RemoteOutput
 from tests.support.workflows import FILES_STAY, UNTRACKED, Project, place_in
 
 SIZE, FILES, DIRECTORIES = 20_000_000_000, 10_000, 4
@@ -293,7 +293,7 @@ def _store(project: Project, steps: list[list[str]]) -> None:
         journal.files.set_remote_files(site.place, records)
         journal.files.set_stored(
             [
-                StoredOutput(each.path, site.place, False, modified, "job", (each,))
+                RemoteOutput(each.path, site.place, False, modified, "job", (each,))
                 for each in records
             ]
         )

@@ -45,7 +45,7 @@ from snakemake_executor_plugin_mantik.storage.paths import (
 )
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.journal import StoredOutput
+    from snakemake_executor_plugin_mantik.journal import RemoteOutput
     from snakemake_executor_plugin_mantik.storage.catalog import Catalog
 
 _EVERYWHERE = ("/dev/", "/proc/", "/sys/")
@@ -168,7 +168,7 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
 
     @property
     def home(self) -> Path:
-        """The path on this machine, if it is no stored output."""
+        """The path on this machine, if it is no remote output."""
         return Path(home_of(self.query))
 
     def local_suffix(self) -> str:
@@ -262,7 +262,7 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
             self.provider.catalog.remove(self._path)
 
     def touch(self) -> None:
-        """Let a stored output be as new as now. A file of the user's own keeps its time."""
+        """Let a remote output be as new as now. A file of the user's own keeps its time."""
         self.provider.catalog.touch(self._path)
 
     def list_candidate_matches(self) -> Iterable[str]:
@@ -299,7 +299,7 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
                 if (above := prefix / below).is_symlink() or above.is_file():
                     above.unlink()
 
-    def _stored(self) -> "StoredOutput | None":
+    def _stored(self) -> "RemoteOutput | None":
         return self.provider.catalog.find(self._path)
 
 

@@ -292,7 +292,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
 
 
 def _refuse_to_forget(engine: Engine) -> None:
-    """Check that Snakemake knew all stored outputs when it decided what to run."""
+    """Check that Snakemake knew all remote outputs when it decided what to run."""
     if learned := sorted(engine.learned):
         raise UserError(
             f"the journal did not know of {humanize_count(len(learned), 'output')} at the sites,"

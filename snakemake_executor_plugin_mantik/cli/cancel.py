@@ -14,7 +14,7 @@ from ..connections.connect import ReconnectedSite, open_journal, reach_sites
 from ..engine.cancel import CANCEL_WAIT_S
 from ..engine.clear import Clearer, WorkspacePart
 from ..jobs.paths import display_path
-from ..journal import AttemptRecord, AttemptState, Journal, StoredOutput, read_history
+from ..journal import AttemptRecord, AttemptState, Journal, RemoteOutput, read_history
 from ..storage.copies import is_here
 from ..views.workflow import is_meant, list_names
 from .shared import NOT_DONE, Sites, Workdir, Yes, confirm, say
@@ -274,7 +274,7 @@ def _needed(journal: Journal, name: str) -> list[AttemptRecord]:
     ]
 
 
-def _only_there(there: ReconnectedSite, name: str) -> list[StoredOutput]:
+def _only_there(there: ReconnectedSite, name: str) -> list[RemoteOutput]:
     """Return the outputs that are stored in a workspace, and not on this machine, too."""
     stored = there.journal.files.all_stored(there.runners[name].place.id)
     return [output for output in stored if not is_here(output, there.workdir)]

@@ -17,7 +17,7 @@ from ..common.state_directory import STATE
 from ..engine.compare import is_same_file
 from ..engine.messages import lost_error
 from ..jobs.paths import display_path, is_at, local_path
-from ..journal import StoredOutput, UndeclaredFile, read_stored, read_undeclared
+from ..journal import RemoteOutput, UndeclaredFile, read_stored, read_undeclared
 from ..sites.base import is_rest_safe
 from ..staging.transfers import move_beside, remove_path
 from ..storage.access import find_workspace_files
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def find_undeclared(
     catalog: Catalog, names: Sequence[str], directory: Path, site: str, *, force: bool
-) -> tuple[list[StoredOutput], int]:
+) -> tuple[list[RemoteOutput], int]:
     """Return the files to bring, and the number of those that are here.
 
     `names` are paths or patterns; none stands for all files that the journal lists. A file here is
@@ -43,7 +43,7 @@ def find_undeclared(
     Raises:
         UserError: there is no file of a name, or it lies at several sites, or another one is here.
     """
-    found: dict[str, StoredOutput] = {}
+    found: dict[str, RemoteOutput] = {}
     exact = {workspace_path(name, directory) for name in names}
     for name in names or _listed(directory, catalog, site):
         there = find_workspace_files(catalog.access, name, site)
@@ -90,8 +90,8 @@ def _listed(directory: Path, catalog: Catalog, site: str) -> Iterable[str]:
 def bring_undeclared(
     catalog: Catalog,
     directory: Path,
-    files: Sequence[StoredOutput],
-    fetch: Callable[[StoredOutput, Path], None],
+    files: Sequence[RemoteOutput],
+    fetch: Callable[[RemoteOutput, Path], None],
     *,
     force: bool,
 ) -> None:
@@ -104,7 +104,7 @@ def bring_undeclared(
             others were.
     """
     parts = {}
-    kept: list[StoredOutput] = []
+    kept: list[RemoteOutput] = []
     targets = {file.path: local_path(file.path, directory) for file in files}
     try:
         for file in files:
@@ -181,7 +181,7 @@ def get(
             where="smk-mantik get",
             do=f"Name files, or add --all, {ALL_TARGETS} or --undeclared",
         )
-    lacking, own, others, here = list[str](), list[str](), list[StoredOutput](), 0
+    lacking, own, others, here = list[str](), list[str](), list[RemoteOutput](), 0
     files = read_files(context, directory) if targets else None
     directory = directory if files is None else files.workdir
     with closing(Catalog(directory.resolve(), say)) as c:
@@ -220,7 +220,7 @@ def get(
         )
 
 
-def _chosen(catalog: Catalog, paths: Sequence[str]) -> tuple[list[StoredOutput], list[str]]:
+def _chosen(catalog: Catalog, paths: Sequence[str]) -> tuple[list[RemoteOutput], list[str]]:
     """Return the outputs at `paths`, all if there are none, and the paths without an output."""
     known = [output for output in catalog.outputs() if not output.here]
     wanted = [] if paths else known
@@ -240,7 +240,7 @@ def _chosen(catalog: Catalog, paths: Sequence[str]) -> tuple[list[StoredOutput],
 
 def _find(
     catalog: Catalog, paths: Iterable[str]
-) -> tuple[list[StoredOutput], list[str], list[str]]:
+) -> tuple[list[RemoteOutput], list[str], list[str]]:
     """Return which of `paths` are outputs at a site, do not exist, or are files of the user's."""
     found, lacking, own = [], [], []
     for path in paths:
@@ -254,7 +254,7 @@ def _find(
     return found, lacking, own
 
 
-def _report_unnamed(catalog: Catalog, output: StoredOutput) -> None:
+def _report_unnamed(catalog: Catalog, output: RemoteOutput) -> None:
     """Name the files of an output that cannot come."""
     if unnamed := catalog.unnamed(output):
         warn(
@@ -268,7 +268,7 @@ def _names(paths: Sequence[str]) -> str:
     return ", ".join(map(display_path, paths[:5])) + ", …" * (len(paths) > 5)
 
 
-def _refuse_others(directory: Path, outputs: Iterable[StoredOutput]) -> None:
+def _refuse_others(directory: Path, outputs: Iterable[RemoteOutput]) -> None:
     """Refuse to replace files that are here at the paths of outputs."""
     if others := [o.path for o in outputs if os.path.lexists(local_path(o.path, directory))]:
         raise UserError(
@@ -278,7 +278,7 @@ def _refuse_others(directory: Path, outputs: Iterable[StoredOutput]) -> None:
         )
 
 
-def _bring_one(catalog: Catalog, output: StoredOutput, target: Path) -> None:
+def _bring_one(catalog: Catalog, output: RemoteOutput, target: Path) -> None:
     """Make `target` a copy of an output, with a progress bar if there is a terminal."""
     with make_progress() as progress:
         task = progress.add_task(printable(display_path(output.path)), total=output.size)
@@ -382,7 +382,7 @@ def _row(found: Mapping[str, Any]) -> list[str]:
 
 
 def _describe(
-    output: StoredOutput, names: Mapping[str, str], directory: Path, files: "GraphFiles | None"
+    output: RemoteOutput, names: Mapping[str, str], directory: Path, files: "GraphFiles | None"
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "file": display_path(output.path),

@@ -16,7 +16,7 @@ from ..config.model import BackendConfig
 from ..config.reading import read_configs
 from ..connections.connect import open_journal, reach_sites
 from ..jobs.paths import display_path, is_at, local_path
-from ..journal import Journal, StoredOutput, read_stored
+from ..journal import Journal, RemoteOutput, read_stored
 from ..rules.paths.job_paths import JobPaths
 from ..staging.local import LocalFile
 from ..staging.secret_files import SecretFiles
@@ -111,7 +111,7 @@ def _choose(sites: Sequence[str], name: str | None) -> str:
     return name
 
 
-def _refuse_outputs(directory: Path, outputs: Iterable[StoredOutput], paths: Sequence[str]) -> None:
+def _refuse_outputs(directory: Path, outputs: Iterable[RemoteOutput], paths: Sequence[str]) -> None:
     """Refuse to send an output that stays at a site, a part of one, or a directory with a copy."""
     for output in outputs:
         copied = os.path.lexists(local_path(output.path, directory))

@@ -3,7 +3,7 @@
 The journal may be new, an older copy of it was put back, or another controller has led: then jobs
 of runs that it does not know may run at the place. Three things tell of them. The place has a spare
 of its own, like the journal's (`journal.backup`): it lists the attempts that were open and the
-stored outputs when it was written last. Each claim holds its attempt's identity. And jobs that
+remote outputs when it was written last. Each claim holds its attempt's identity. And jobs that
 start after the lease with the new term end at once, unless the spare has named them.
 """
 

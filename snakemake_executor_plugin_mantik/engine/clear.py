@@ -112,7 +112,7 @@ class Clearer:
     async def remove(self, also_here: Iterable[str] = ()) -> list[str]:
         """Remove all files there that count, but not the workspace's directory itself.
 
-        `also_here` are paths of stored outputs that this machine has, too.
+        `also_here` are paths of remote outputs that this machine has, too.
 
         Returns the paths that could not be removed, each with the reason. First the journal forgets
         the files. At the site the attempts are removed first, so that a job that it starts late

@@ -195,7 +195,7 @@ class Engine:
         return self.run(find())
 
     def sites_of(self, paths: Collection[str]) -> set[str]:
-        """Return the names of the sites at which stored outputs are that are not here."""
+        """Return the names of the sites at which remote outputs are that are not here."""
 
         async def find() -> set[str]:
             stored = filter(None, map(self._journal.files.stored, paths))
@@ -306,7 +306,7 @@ class Engine:
 
     @property
     def learned(self) -> Collection[str]:
-        """Paths of stored outputs that the journal did not know when this process opened it."""
+        """Paths of remote outputs that the journal did not know when this process opened it."""
         return self._journal.learned
 
     # In the engine's thread

@@ -31,7 +31,7 @@ from ..journal import (
     AttemptRecord,
     AttemptState,
     FileRecord,
-    StoredOutput,
+    RemoteOutput,
     content_name,
     is_utf8,
     turn_of,
@@ -368,7 +368,7 @@ class Ending(Worker):
         return [FileRecord(e.path, e.size, e.sha256) for e in entries if e.type == "f"]
 
     def _record_outputs(
-        self, marker: Marker, stored: Sequence[StoredOutput], fetched: Sequence[FileRecord]
+        self, marker: Marker, stored: Sequence[RemoteOutput], fetched: Sequence[FileRecord]
     ) -> None:
         record, ledger = self._record, self._journal.files
         there = {file.path: file for output in stored for file in output.files}
@@ -399,11 +399,11 @@ class Ending(Worker):
 
 def _stored_output(
     output: OutputFile, record: AttemptRecord, entries: Sequence[OutputEntry]
-) -> StoredOutput:
+) -> RemoteOutput:
     filled = {posixpath.dirname(e.path) for e in entries}
     files = [e for e in entries if e.type == "f" and is_utf8(e.path)]
     empty = [e for e in entries if e.type == "d" and e.path not in filled]
-    return StoredOutput(
+    return RemoteOutput(
         output.path,
         record.place,
         output.directory,

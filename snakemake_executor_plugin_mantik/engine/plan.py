@@ -44,7 +44,7 @@ from ..jobs.resources import (
 from ..jobs.script import render_script
 from ..jobs.segments import SEGMENT_RESOURCES, Continuation
 from ..jobs.spec import AUTO, InputFile, JobSpec, OutputFile, Predecessor, Resources, Segment
-from ..journal import AttemptRecord, FileLedger, FileRecord, StoredOutput, encode_identity
+from ..journal import AttemptRecord, FileLedger, FileRecord, RemoteOutput, encode_identity
 from ..sites.base import QueueLimits, SiteFacts, Submission
 from ..staging.local import LocalFile
 from .machine import overlaps
@@ -383,8 +383,8 @@ def plan_segment(
     return segment, tuple(outputs), tuple(files)
 
 
-def _stored_files(output: StoredOutput, place: str) -> list[LocalFile]:
-    """Return the files and empty directories of a stored output for a job at `place`.
+def _stored_files(output: RemoteOutput, place: str) -> list[LocalFile]:
+    """Return the files and empty directories of a remote output for a job at `place`.
 
     Links go to no other place: the files that they lead to go there under their paths, too.
     """

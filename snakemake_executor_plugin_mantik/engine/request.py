@@ -9,7 +9,7 @@ from pathlib import Path
 from ..jobs.reasons import Reason
 from ..jobs.segments import Continuation
 from ..jobs.spec import Benchmark, OutputFile
-from ..journal import StoredOutput
+from ..journal import RemoteOutput
 
 JobNumber = int | str
 """Snakemake's id of a job in a run: a number, or a UUID for a group."""
@@ -107,7 +107,7 @@ class JobRequest:
         subject: data for an observer; the engine does not use it.
         unmade: the inputs that other jobs are about to make, and the identity of the job that makes
             each (`job`), by path. Such a job can be presubmitted (`engine/presubmit`).
-        storable: those of its inputs that may be stored outputs.
+        storable: those of its inputs that may be remote outputs.
         storage_link: see `JobSpec.storage_link`.
         datasets: see `JobSpec.datasets`.
         continuation: how it goes on past its walltime, if it may.
@@ -249,5 +249,5 @@ class Outcome:
     reason: Reason = Reason.SUCCESS
     site: str = ""
     failed: tuple[str, ...] = ()
-    stored: tuple[StoredOutput, ...] = ()
+    stored: tuple[RemoteOutput, ...] = ()
     withdrawn: bool = False

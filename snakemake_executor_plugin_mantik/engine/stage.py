@@ -291,7 +291,7 @@ class Stager(Holdings):
         return bundles, [file for file in fresh if not file.stored]
 
     def _require_stored(self, files: Iterable[LocalFile]) -> None:
-        """Check that the stored outputs among `files` are still there."""
+        """Check that the remote outputs among `files` are still there."""
         for file in files:
             if file.stored == self._place and not self._there(file):
                 raise lost_error(file.path, f"site {self._site.name}")
@@ -445,7 +445,7 @@ class Stager(Holdings):
             lost = [
                 file.path
                 for file in files
-                # Without a look, the scripts of jobs that read stored outputs compare them.
+                # Without a look, the scripts of jobs that read remote outputs compare them.
                 if (not file.stored if sight is None else sight.lacks(file))
                 # A file that a job of this run made meanwhile has a newer record.
                 and (now := self._ledger.remote_file(self._place, file.path)) == file

@@ -300,7 +300,7 @@ class JobSpec:
         shared: whether the workspace's group may read the executor's files in it, except secrets.
         incomplete: whether the outputs of a failed command are fetched.
         live: a directory whose new content is reported while the job runs.
-        storage_link: path of the directory by which commands name stored outputs: the script makes
+        storage_link: path of the directory by which commands name remote outputs: the script makes
             it a link to the workspace itself; empty if there is none.
         datasets: absolute paths of files and directories at the site that the command reads:
             containers see them, read-only.

@@ -12,7 +12,7 @@ from .backup import has_backup
 from .database import JOURNAL_FILE, JournalCopy, connect
 from .files import MADE, TIMESTAMP, FileLedger, WriteConflict
 from .history import (
-    StoredOutputs,
+    RemoteOutputs,
     is_controlled,
     read_allocations,
     read_attempts,
@@ -34,9 +34,9 @@ from .records import (
     Event,
     EventKind,
     FileRecord,
+    RemoteOutput,
     SiteRecord,
     SnakemakeRun,
-    StoredOutput,
     Times,
     UndeclaredFile,
     Used,

@@ -4,8 +4,8 @@ One line of JSON per fact, append-only; a damaged line loses one fact and no oth
 rows of one subject; the last one counts, and one without rows says that nothing is left to know. It
 holds what no site can report: the workflow's name, the paths of its workspaces, the attempts that
     may
-be there, and the stored outputs. The progress of attempts is queried from the sites again. The file
-is rewritten at each start, so that it holds little more than open attempts and stored outputs.
+be there, and the remote outputs. The progress of attempts is queried from the sites again. The file
+is rewritten at each start, so that it holds little more than open attempts and remote outputs.
 """
 
 import json
@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from .records import LOST, StoredOutput
+from .records import LOST, RemoteOutput
 from .schema import is_fact
 
 _FILE = "journal.spare"
@@ -57,8 +57,8 @@ class JournalBackup:
         self._file.close()
 
 
-def stored_rows(path: str, output: StoredOutput | None) -> Iterator[Row]:
-    """Yield the rows that record a stored output, or that there is none, whatever lies here."""
+def stored_rows(path: str, output: RemoteOutput | None) -> Iterator[Row]:
+    """Yield the rows that record a remote output, or that there is none, whatever lies here."""
     if output is None:
         lost = {"place": LOST, "directory": 0, "files": 0, "made": 0, "job": ""}
         yield "stored", {"path": path, **lost}

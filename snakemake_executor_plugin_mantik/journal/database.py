@@ -213,7 +213,7 @@ class Database(Tables):
         home: the directory that the workflow's workspaces are named after: its own, or, if that was
             moved, the one in which it began.
         remark: a notice for the user; may be empty.
-        learned: paths of stored outputs that the journal did not know when it was opened: its
+        learned: paths of remote outputs that the journal did not know when it was opened: its
             spare, or the place, did.
     """
 

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from ..jobs.paths import at_or_above
 from .backup import Row, Subject, stored_rows
 from .database import Tables
-from .records import LOST, FileRecord, StoredOutput, UndeclaredFile, is_utf8
+from .records import LOST, FileRecord, RemoteOutput, UndeclaredFile, is_utf8
 
 TIMESTAMP = ".snakemake_timestamp"
 """The file that Snakemake adds to each `directory()` output."""
@@ -44,7 +44,7 @@ class FileLedger:
         database: Tables,
         note: Callable[[Subject, Iterable[Row]], None] = lambda _, __: None,
     ) -> None:
-        """Make it; `note` adds the rows of stored outputs to the journal's spare."""
+        """Make it; `note` adds the rows of remote outputs to the journal's spare."""
         self._note = note
         self._database = database
         self._db = database.db
@@ -107,10 +107,10 @@ class FileLedger:
             [(place, path) for path in paths],
         )
 
-    # Stored outputs
+    # Remote outputs
 
     def stored_facts(self, place: str | None = None) -> Iterator[tuple[Subject, Iterable[Row]]]:
-        """Yield what the spare has to hold of the stored outputs, at all places or at one."""
+        """Yield what the spare has to hold of the remote outputs, at all places or at one."""
         rows = self._db.execute(
             "SELECT * FROM stored WHERE ?1 IS NULL OR place IN (?1, ?2) ORDER BY path",
             (place, LOST),
@@ -119,7 +119,7 @@ class FileLedger:
             path = row["path"]
             yield ("stored", path), stored_rows(path, self._whole(row))
 
-    def set_stored(self, outputs: Sequence[StoredOutput], *, lasting: bool = False) -> None:
+    def set_stored(self, outputs: Sequence[RemoteOutput], *, lasting: bool = False) -> None:
         """Record outputs that stay at their places; their files are recorded there already.
 
         With `lasting`, all of it is on disk when the method returns.
@@ -135,8 +135,8 @@ class FileLedger:
         for output in outputs:
             self._note(("stored", output.path), stored_rows(output.path, output))
 
-    def stored(self, path: str) -> StoredOutput | None:
-        """Return the stored output at `path`, or that part of one; None if any of it is lost."""
+    def stored(self, path: str) -> RemoteOutput | None:
+        """Return the remote output at `path`, or that part of one; None if any of it is lost."""
         row = self._stored_row(path)
         output = self._whole(row) if row is not None else None
         return output.part(path) if output is not None and output.path != path else output
@@ -152,18 +152,18 @@ class FileLedger:
         ).fetchone()
         return row
 
-    def all_stored(self, place: str | None = None) -> list[StoredOutput]:
-        """Return the stored outputs, at one place or all, of which nothing is known to be lost."""
+    def all_stored(self, place: str | None = None) -> list[RemoteOutput]:
+        """Return the remote outputs, at one place or all, of which nothing is known to be lost."""
         which = "SELECT * FROM stored WHERE ?1 IS NULL OR place = ?1 ORDER BY path"
         rows = self._db.execute(which, (place,)).fetchall()
         return [output for row in rows if (output := self._whole(row)) is not None]
 
-    def _whole(self, row: sqlite3.Row) -> StoredOutput | None:
+    def _whole(self, row: sqlite3.Row) -> RemoteOutput | None:
         place, path = row["place"], row["path"]
         if place == LOST:
             return None
         if not place:
-            return StoredOutput(path, place, bool(row["directory"]), row["made"], row["job"], ())
+            return RemoteOutput(path, place, bool(row["directory"]), row["made"], row["job"], ())
         file = self.remote_file(place, path)
         files = [file] if file is not None else self.remote_files(place, below=path)
         # The script of a job that was presubmitted adds this file, and Snakemake does here.
@@ -173,13 +173,13 @@ class FileLedger:
             return None
         below = "SELECT * FROM links WHERE path >= ? AND path < ?"
         links = [(link["path"], link["target"]) for link in self._db.execute(below, _below(path))]
-        return StoredOutput(
+        return RemoteOutput(
             path, place, bool(row["directory"]), row["made"], row["job"], tuple(files),
             tuple(links),
         )  # fmt: skip
 
     def is_stored(self, path: str, *, here: bool = True) -> bool:
-        """Return whether a path is that of a stored output, or below it, at whatever place.
+        """Return whether a path is that of a remote output, or below it, at whatever place.
 
         Unless `here`, those that are on this machine do not count.
         """
@@ -190,7 +190,7 @@ class FileLedger:
         """Return whether a job has made an output at `path`, or was to make one."""
         return bool(self._database.value("SELECT 1 FROM stored WHERE path = ?", path))
 
-    def renew_stored(self, known: StoredOutput, output: StoredOutput) -> None:
+    def renew_stored(self, known: RemoteOutput, output: RemoteOutput) -> None:
         """Record that files of an output were changed at its place, unless it was made anew.
 
         `known` is the output as it was when it was compared, `output` as it is now.
@@ -199,13 +199,13 @@ class FileLedger:
             self.set_remote_files(output.place, output.files)
             self.set_stored([output])
 
-    def _is_current(self, output: StoredOutput) -> bool:
+    def _is_current(self, output: RemoteOutput) -> bool:
         row = self._db.execute(
             "SELECT place, made FROM stored WHERE path = ?", (output.path,)
         ).fetchone()
         return row is not None and (row["place"], row["made"]) == (output.place, output.made)
 
-    def drop_stored(self, output: StoredOutput, *, still_there: bool = False) -> None:
+    def drop_stored(self, output: RemoteOutput, *, still_there: bool = False) -> None:
         """Record that an output, or a part of it, is gone from its place, unless it was made anew.
 
         A comparison may be recorded late: after a run that was under way beside it. With

@@ -19,9 +19,9 @@ from .files import FileLedger
 from .records import (
     AttemptRecord,
     AttemptState,
+    RemoteOutput,
     SiteRecord,
     SnakemakeRun,
-    StoredOutput,
     UndeclaredFile,
 )
 
@@ -102,32 +102,32 @@ def require_journal(directory: Path) -> None:
 
 
 @dataclass(frozen=True)
-class StoredOutputs:
-    """The stored outputs of a workflow, its sites by name, and its own name in the journal.
+class RemoteOutputs:
+    """The remote outputs of a workflow, its sites by name, and its own name in the journal.
 
     `lost` are the paths of outputs that do not exist, whatever lies here under their names; `home`
     is the directory that its workspaces are named after.
     """
 
-    outputs: tuple[StoredOutput, ...] = ()
+    outputs: tuple[RemoteOutput, ...] = ()
     lost: frozenset[str] = frozenset()
     sites: Mapping[str, SiteRecord] = field(default_factory=dict)
     workflow: str = ""
     home: Path = Path()
 
 
-def read_stored(directory: Path) -> StoredOutputs:
-    """Return the stored outputs of a workflow; none if it has no journal."""
+def read_stored(directory: Path) -> RemoteOutputs:
+    """Return the remote outputs of a workflow; none if it has no journal."""
     with reading(directory) as db:
         known = db and db.execute("SELECT id, home FROM workflow").fetchone()
         if db is None or not known:
-            return StoredOutputs()
+            return RemoteOutputs()
         tables = Tables()
         tables.db = db
         outputs = tuple(FileLedger(tables).all_stored())
         there = {output.path for output in outputs}
         paths = {row["path"] for row in db.execute("SELECT path FROM stored")}
-        return StoredOutputs(
+        return RemoteOutputs(
             outputs, frozenset(paths - there), read_sites(db), known["id"], Path(known["home"])
         )
 

@@ -363,8 +363,8 @@ class FileRecord:
     Attributes:
         path: relative to the workflow's directory.
         project: whether it was uploaded as one of the project files.
-        modified: of a stored output, when the file was modified, by the clock of the site; else 0.
-        mode: of a stored output, the file's permission bits.
+        modified: of a remote output, when the file was modified, by the clock of the site; else 0.
+        mode: of a remote output, the file's permission bits.
     """
 
     path: str
@@ -376,12 +376,12 @@ class FileRecord:
 
     @property
     def stored(self) -> bool:
-        """Whether it belongs to a stored output."""
+        """Whether it belongs to a remote output."""
         return bool(self.modified)
 
 
 @dataclass(frozen=True)
-class StoredOutput:
+class RemoteOutput:
     """An output that stays at the place where a job made it.
 
     Attributes:
@@ -404,7 +404,7 @@ class StoredOutput:
     files: tuple[FileRecord, ...]
     links: tuple[tuple[str, str], ...] = ()
 
-    def part(self, path: str) -> "StoredOutput | None":
+    def part(self, path: str) -> "RemoteOutput | None":
         """Return what lies at `path` in a directory, as an output; None if there is nothing."""
         below = f"{path}/"
         files = tuple(f for f in self.files if f.path == path or f.path.startswith(below))
@@ -455,7 +455,7 @@ def is_checksum(sha256: str) -> bool:
 
 
 def content_name(sha256: str, size: int, modified: float) -> str:
-    """Return a name for a stored file's content: its checksum, else what else is known of it."""
+    """Return a name for a remote file's content: its checksum, else what else is known of it."""
     return sha256 or f"{size} bytes, modified {modified:.0f}"
 
 

@@ -222,7 +222,7 @@ class SiteJob:
 
     @property
     def storable(self) -> list[str]:
-        """The paths of those of its inputs that may be stored outputs."""
+        """The paths of those of its inputs that may be remote outputs."""
         return [path for given in self.job.input if (path := storable_path(given)) is not None]
 
     @property

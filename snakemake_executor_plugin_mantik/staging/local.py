@@ -39,9 +39,9 @@ class LocalFile:
         sha256: checksum of its content; empty for a directory.
         project: whether it is one of the project files.
         content: its bytes if there is no local file.
-        stored: identity of the place that it lies at, if it is a stored output: then there is no
+        stored: identity of the place that it lies at, if it is a remote output: then there is no
             local file, either, and `local` is its path there.
-        mode, modified: of a stored output, its permission bits, and when it was modified by the
+        mode, modified: of a remote output, its permission bits, and when it was modified by the
             clock of its site, where they are known.
     """
 
@@ -70,7 +70,7 @@ class LocalFile:
 
     @classmethod
     def at(cls, place: str, file: FileRecord) -> "LocalFile":
-        """Make a file or empty directory of a stored output."""
+        """Make a file or empty directory of a remote output."""
         return cls(
             file.path, Path(file.path), file.size, sha256=file.sha256,
             directory=not file.sha256, stored=place, mode=file.mode, modified=file.modified,

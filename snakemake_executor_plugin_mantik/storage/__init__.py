@@ -1,1 +1,1 @@
-"""Stored outputs as Snakemake sees them: what lies at which place, and how to get it from there."""
+"""Remote outputs as Snakemake sees them: what lies at which place, and how to get it from there."""

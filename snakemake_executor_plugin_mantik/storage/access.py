@@ -1,6 +1,6 @@
 """Reach the places where outputs are stored.
 
-Snakemake asks for stored outputs while it builds its graph of jobs, before there is an engine, and
+Snakemake asks for remote outputs while it builds its graph of jobs, before there is an engine, and
 in runs that need none.
 """
 
@@ -20,7 +20,7 @@ from ..engine.compare import MOST_DIRECTORIES, Looks, Sight, list_targets
 from ..engine.messages import lost_error
 from ..engine.place import make_retry
 from ..jobs.paths import OURS
-from ..journal import FileRecord, SiteRecord, StoredOutput, content_name, read_stored
+from ..journal import FileRecord, RemoteOutput, SiteRecord, content_name, read_stored
 from ..sites.base import Entry
 from ..sites.credentials import find_account
 from ..staging.transfers import download_file
@@ -196,7 +196,7 @@ class Access:
                 except MantikError as error:  # another site may see the same place
                     failed = failed or error
         raise failed or UserError(
-            "no backend config is known for the place of a stored output",
+            "no backend config is known for the place of a remote output",
             where=str(self.workdir),
             do="Run the workflow with the backend config of its site",
         )
@@ -207,7 +207,7 @@ _MOST_DIRECTORIES = 200
 """Most directories of a place that are listed to find files."""
 
 
-def find_workspace_files(access: Access, name: str, site: str = "") -> list[StoredOutput]:
+def find_workspace_files(access: Access, name: str, site: str = "") -> list[RemoteOutput]:
     """Return the files at `name`, or in the directory `name`, in all workspaces or one site's.
 
     The last part of `name` may be a pattern of the shell. Each file is returned in the form of an
@@ -227,7 +227,7 @@ def find_workspace_files(access: Access, name: str, site: str = "") -> list[Stor
     return [file for place in access.places(site) for file in _find_at(access, place, path)]
 
 
-def _find_at(access: Access, place: str, path: str) -> Iterator[StoredOutput]:
+def _find_at(access: Access, place: str, path: str) -> Iterator[RemoteOutput]:
     """Yield the files at `path`, or below it, at one place."""
     folder, last = posixpath.split(path)
     entries = access.list(place, folder or ".", [path])
@@ -253,9 +253,9 @@ def _find_at(access: Access, place: str, path: str) -> Iterator[StoredOutput]:
             waiting += [(below, inside[name]) for name in sorted(inside, reverse=True)]
 
 
-def as_output(folder: str, entry: Entry, place: str) -> StoredOutput:
+def as_output(folder: str, entry: Entry, place: str) -> RemoteOutput:
     """Return a file in a directory of a place in the form of an output without a checksum."""
     path = posixpath.join(folder, entry.name)
     name = content_name("", entry.size, entry.modified)
     record = FileRecord(path, entry.size, name, modified=entry.modified or 1.0, mode=0o644)
-    return StoredOutput(path, place, False, entry.modified, "", (record,))
+    return RemoteOutput(path, place, False, entry.modified, "", (record,))

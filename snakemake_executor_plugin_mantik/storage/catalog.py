@@ -1,4 +1,4 @@
-"""The catalog of a workflow's stored outputs, as Snakemake asks for them."""
+"""The catalog of a workflow's remote outputs, as Snakemake asks for them."""
 
 import atexit
 import math
@@ -30,8 +30,8 @@ from ..journal import (
     FileLedger,
     FileRecord,
     Journal,
-    StoredOutput,
-    StoredOutputs,
+    RemoteOutput,
+    RemoteOutputs,
     content_name,
     has_backup,
     is_utf8,
@@ -94,8 +94,8 @@ class Catalog:
         # With each, whether it is a loss: only a run writes these, which then makes them again.
         self._changes: list[tuple[Write, bool]] = []
 
-    def find(self, path: str) -> StoredOutput | None:
-        """Return the stored output at `path`, or that part of one; None if there is none any more.
+    def find(self, path: str) -> RemoteOutput | None:
+        """Return the remote output at `path`, or that part of one; None if there is none any more.
 
         What was last known counts if its site does not answer.
 
@@ -152,7 +152,7 @@ class Catalog:
         for path, its_files in here.items():
             self._apply(self._known[path], its_files, sight)
 
-    def unnamed(self, output: StoredOutput) -> list[str]:
+    def unnamed(self, output: RemoteOutput) -> list[str]:
         """Return the paths in an output whose names are not UTF-8; `find` it before.
 
         The journal knows nothing of them.
@@ -199,12 +199,12 @@ class Catalog:
         with self._lock:
             return path in self._lost
 
-    def outputs(self) -> list[StoredOutput]:
-        """Return all stored outputs, as far as they were compared with their places."""
+    def outputs(self) -> list[RemoteOutput]:
+        """Return all remote outputs, as far as they were compared with their places."""
         with self._lock:
             return [self._known[path] for path in sorted(self._known)]
 
-    def changed_files(self, files: Iterable[StoredOutput]) -> list[StoredOutput]:
+    def changed_files(self, files: Iterable[RemoteOutput]) -> list[RemoteOutput]:
         """Return those files that are not as `find_workspace_files` has found them any more."""
         now: dict[tuple[str, str], Mapping[str, Entry]] = {}
         changed = []
@@ -217,13 +217,13 @@ class Catalog:
                 changed.append(file)
         return changed
 
-    def site(self, output: StoredOutput) -> str:
+    def site(self, output: RemoteOutput) -> str:
         """Return the name of the site where an output is stored; empty for this machine."""
         return self.access.name(output.place) if not output.here else ""
 
     # Changes
 
-    def add(self, outputs: Iterable[StoredOutput]) -> None:
+    def add(self, outputs: Iterable[RemoteOutput]) -> None:
         """Note outputs that a job has just made, which the journal knows already."""
         with self._lock:
             self._known |= {output.path: output for output in outputs}
@@ -231,7 +231,7 @@ class Catalog:
             for output in outputs:  # newer than any listing
                 self._compared |= {(output.place, at) for at in by_directory(output.files)}
 
-    def _apply(self, known: StoredOutput, files: Iterable[FileRecord], sight: Sight) -> None:
+    def _apply(self, known: RemoteOutput, files: Iterable[FileRecord], sight: Sight) -> None:
         """Drop an output of which something is gone, and date one that was changed.
 
         `files` are those of it that lie in the directory of `sight`.
@@ -297,9 +297,9 @@ class Catalog:
     # Files
 
     def bring(
-        self, output: StoredOutput, target: Path, came: Callable[[int], object] = lambda _: None
+        self, output: RemoteOutput, target: Path, came: Callable[[int], object] = lambda _: None
     ) -> None:
-        """Make `target` a verified copy of a stored output, whole or not at all.
+        """Make `target` a verified copy of a remote output, whole or not at all.
 
         `came` is called with the number of bytes that have come since the last call.
 
@@ -310,7 +310,7 @@ class Catalog:
         fetch_copy(self.access, output, target, came)
         self._blocked.discard(target)
 
-    def drop_older(self, output: StoredOutput, copy: Path) -> None:
+    def drop_older(self, output: RemoteOutput, copy: Path) -> None:
         """Remove a local copy of an earlier content, which functions of a Snakefile might read.
 
         What `block` has put there in an earlier run goes, too.
@@ -383,14 +383,14 @@ class Catalog:
             self._lost.add(output.path)
             self._record(lambda ledger: ledger.drop_stored(output, still_there=bool(users)))
 
-    def discard(self, outputs: Iterable[StoredOutput]) -> None:
+    def discard(self, outputs: Iterable[RemoteOutput]) -> None:
         """Remove outputs that Snakemake did not accept."""
         for output in outputs:
             with suppress(MantikError):  # what is left there is no output for anybody
                 self.remove(output.path)
 
     def home(self, path: str) -> Path:
-        """Return where a file lies on this machine if it is no stored output at a place."""
+        """Return where a file lies on this machine if it is no remote output at a place."""
         return local_path(path, self._workdir)
 
     def store_here(self, path: str, source: Path) -> None:
@@ -407,7 +407,7 @@ class Catalog:
         self.note_here(path)
 
     def _is_copy(self, copy: Path, prefix: Path) -> bool:
-        """Return whether a local copy is one of a stored output, or has one in it."""
+        """Return whether a local copy is one of a remote output, or has one in it."""
         path = os.path.relpath(copy, prefix)
         return nearest(path, self._known) is not None or any(
             p.startswith(f"{path}/") for p in self._known
@@ -428,7 +428,7 @@ class Catalog:
         if home.is_dir():
             (home / TIMESTAMP).touch()
             self._linked.discard(path)
-        output = StoredOutput(path, "", home.is_dir(), home.stat().st_mtime, "", ())
+        output = RemoteOutput(path, "", home.is_dir(), home.stat().st_mtime, "", ())
         with self._lock:
             self._known[path] = output
             self._lost.discard(path)
@@ -463,7 +463,7 @@ def catalog_of(workdir: Path) -> Catalog:
     return catalog
 
 
-def _read(state: Path, notify: Callable[[str], None]) -> StoredOutputs:
+def _read(state: Path, notify: Callable[[str], None]) -> RemoteOutputs:
     """Read what is stored; restore a journal first that is damaged, empty or missing.
 
     Raises:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..common.errors import UserError
 from ..common.state_directory import change_mode, read_umask
 from ..jobs.paths import local_path
-from ..journal import TIMESTAMP, FileRecord, StoredOutput, is_checksum
+from ..journal import TIMESTAMP, FileRecord, RemoteOutput, is_checksum
 from ..sites.base import is_rest_safe
 from ..staging.local import sha256_of
 from ..staging.transfers import SUFFIX, remove_path
@@ -21,9 +21,9 @@ _SNAKEMAKE = ".snakemake"
 
 
 def fetch_copy(
-    access: Access, output: StoredOutput, target: Path, came: Callable[[int], object]
+    access: Access, output: RemoteOutput, target: Path, came: Callable[[int], object]
 ) -> None:
-    """Make `target` a verified copy of a stored output, whole or not at all.
+    """Make `target` a verified copy of a remote output, whole or not at all.
 
     `came` as for `Access.download`.
 
@@ -125,8 +125,8 @@ def _link(file: Path, target: Path) -> None:
     new.replace(target)
 
 
-def is_here(output: StoredOutput, workdir: Path) -> bool:
-    """Check whether a stored output is on this machine, too, where its rule names it."""
+def is_here(output: RemoteOutput, workdir: Path) -> bool:
+    """Check whether a remote output is on this machine, too, where its rule names it."""
     home = local_path(output.path, workdir)
 
     def same(file: FileRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Paths of files that may be stored outputs.
+"""Paths of files that may be remote outputs.
 
 Snakemake gives each file of a storage a local path in a directory of its own, and commands name it
 by that. In a workspace this directory is a link to the workspace itself: there the file has its own
@@ -104,7 +104,7 @@ def workspace_path(query: str, workdir: Path = Path()) -> str:
 
 
 def storable_path(path: Any) -> str | None:
-    """Return where a file of a rule that may be a stored output lies in a workspace; else None."""
+    """Return where a file of a rule that may be a remote output lies in a workspace; else None."""
     if not is_ours(path) or home_of(path.storage_object.query) == str(path):
         return None
     query = path.storage_object.query
@@ -143,7 +143,7 @@ def uses_provider(workflow: Any) -> bool:
 
 
 def find_storage_link(job: Any) -> str:
-    """Return the directory by which a job's command names stored outputs; empty if it does not.
+    """Return the directory by which a job's command names remote outputs; empty if it does not.
 
     In a workspace it is a link to the workspace itself.
     """

@@ -12,18 +12,18 @@ from rich.console import Console
 from snakemake_executor_plugin_mantik.cli import shared
 from snakemake_executor_plugin_mantik.cli.get import bring_undeclared, ls
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, StoredOutput
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, RemoteOutput
 
 
 @pytest.mark.parametrize("force", [True, False])
 def test_files_and_directories_made_meanwhile(tmp_path: Path, force: bool) -> None:
-    def fetch(file: StoredOutput, target: Path) -> None:
+    def fetch(file: RemoteOutput, target: Path) -> None:
         target.write_text("theirs")
         (tmp_path / "folder").mkdir(exist_ok=True)
         (tmp_path / "folder/mine").write_text("mine")
         (tmp_path / "file").write_text("mine")
 
-    files = [StoredOutput(path, "place", False, 0.0, "", ()) for path in ("file", "folder", "free")]
+    files = [RemoteOutput(path, "place", False, 0.0, "", ()) for path in ("file", "folder", "free")]
     catalog = cast(Any, SimpleNamespace(changed_files=lambda _: [], site=lambda _: "sim"))
 
     with pytest.raises(UserError, match=r"other files or directories here now.*folder"):
@@ -45,7 +45,7 @@ def test_in_a_terminal_long_paths_can_be_told_apart(
             files = (FileRecord(path, 1, "sha", modified=2.5, mode=0o644),)
             journal.files.set_remote_files("place", files)
             job = f"train_transformer_model lr=0.1, seed={n}"
-            journal.files.set_stored([StoredOutput(path, "place", False, 2.5, job, files)])
+            journal.files.set_stored([RemoteOutput(path, "place", False, 2.5, job, files)])
     terminal = Console(width=width, record=True, file=io.StringIO())
     monkeypatch.setattr(shared, "make_console", lambda: terminal)
     ls(cast(Any, None), directory=tmp_path)

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.engine.plan import (
     unchecked_resources,
 )
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, StoredOutput
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, RemoteOutput
 from snakemake_executor_plugin_mantik.sites.base import FreeNode, QueueLimits, SiteFacts
 from tests.support.controller import request
 from tests.support.virtualtime import run
@@ -156,7 +156,7 @@ def test_an_input_that_is_nowhere_is_reported_before_its_job_is_submitted(tmp_pa
         assert plan.needed_files(job, journal.files, "p")[0][0] == ("a", None)
 
         files = (FileRecord("a", 1, "c", modified=1.0),)
-        output = StoredOutput("a", "p", False, 1.0, "make", files)
+        output = RemoteOutput("a", "p", False, 1.0, "make", files)
         journal.files.set_remote_files("p", files)
         journal.files.set_stored([output])
         assert [f.path for f in plan.needed_files(job, journal.files, "q")[1]] == ["a"]

@@ -25,8 +25,8 @@ from snakemake_executor_plugin_mantik.journal import (
     EventKind,
     FileRecord,
     Journal,
+    RemoteOutput,
     SiteRecord,
-    StoredOutput,
     UndeclaredFile,
     decode_identity,
     encode_identity,
@@ -433,9 +433,9 @@ def test_damaged_file_is_made_anew_of_its_spare(tmp_path: Path, damage: str) -> 
 
 
 def test_an_old_comparison_changes_no_output_that_was_made_since(journal: Journal) -> None:
-    def made(when: float) -> StoredOutput:
+    def made(when: float) -> RemoteOutput:
         files = (FileRecord("a", 1, "sha", modified=when, mode=0o644),)
-        output = StoredOutput("a", "p", False, when, "make", files)
+        output = RemoteOutput("a", "p", False, when, "make", files)
         journal.files.set_remote_files("p", files)
         journal.files.set_stored([output])
         return output
@@ -453,11 +453,11 @@ def test_an_old_comparison_changes_no_output_that_was_made_since(journal: Journa
 
 
 def test_stored_outputs_are_in_the_spare(tmp_path: Path) -> None:
-    def at(path: str, *names: str) -> StoredOutput:
+    def at(path: str, *names: str) -> RemoteOutput:
         files = tuple(
             FileRecord(f"{path}{name}", 1, "sha", modified=2.5, mode=0o755) for name in names
         )
-        return StoredOutput(path, "p", names != ("",), 3.5, "make", files, ((f"{path}/l", "x"),))
+        return RemoteOutput(path, "p", names != ("",), 3.5, "make", files, ((f"{path}/l", "x"),))
 
     with closing(Journal(tmp_path)) as journal:
         outputs = [at("a", ""), at("b", "/x", "/y"), at("gone", ""), at("unknown", "")]

@@ -1,4 +1,4 @@
-"""What lies at a place, as the catalog of stored outputs asks for it."""
+"""What lies at a place, as the catalog of remote outputs asks for it."""
 
 from contextlib import closing
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the catalog of stored outputs writes to the journal, and removes."""
+"""What the catalog of remote outputs writes to the journal, and removes."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.journal import (
     FileLedger,
     FileRecord,
     Journal,
-    StoredOutput,
+    RemoteOutput,
     read_stored,
 )
 from snakemake_executor_plugin_mantik.sites.base import Entry
@@ -32,7 +32,7 @@ def test_a_loss_is_written_by_a_run_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
     file = FileRecord("results/model", 1, "0" * 64, modified=EPOCH_S)
-    output = StoredOutput(file.path, "place", False, EPOCH_S, "job", (file,))
+    output = RemoteOutput(file.path, "place", False, EPOCH_S, "job", (file,))
     with closing(Journal(tmp_path / STATE)) as journal:
         journal.files.set_remote_files("place", [file])
         journal.files.set_stored([output])
@@ -56,16 +56,16 @@ def test_a_loss_is_written_by_a_run_only(
 
 
 MODEL = FileRecord("out/model", 4, "a" * 64, modified=1000.0, mode=0o644)
-TRAINED = StoredOutput("out/model", "place", False, 1000.0, "train", (MODEL,))
+TRAINED = RemoteOutput("out/model", "place", False, 1000.0, "train", (MODEL,))
 
 
 @pytest.fixture
 def found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Entry], StoredOutput | None]:
+) -> Callable[[Entry], RemoteOutput | None]:
     """What `TRAINED` is when its directory shows one entry."""
 
-    def find(entry: Entry) -> StoredOutput | None:
+    def find(entry: Entry) -> RemoteOutput | None:
         sight = Sight({entry.name: entry}, frozenset({MODEL.path} - {f"out/{entry.name}"}))
         monkeypatch.setattr(Access, "look", lambda *_: sight)
         with closing(Journal(tmp_path / STATE)) as journal:
@@ -79,7 +79,7 @@ def found(
 
 @pytest.mark.parametrize("seconds", [0.0, 1.5, 3600.0, -3600.5])
 def test_an_output_as_it_was_made_stays(
-    found: Callable[[Entry], StoredOutput | None], seconds: float
+    found: Callable[[Entry], RemoteOutput | None], seconds: float
 ) -> None:
     """Clocks are rounded, and local times are off by an hour after a change to summer time."""
     assert found(Entry("model", MODEL.size, False, MODEL.modified + seconds)) == TRAINED
@@ -87,7 +87,7 @@ def test_an_output_as_it_was_made_stays(
 
 @pytest.mark.parametrize(("longer", "later"), [(0, 10), (0, -10), (0, 7200), (1, 0)])
 def test_one_that_was_changed_has_another_content_and_is_new(
-    found: Callable[[Entry], StoredOutput | None], longer: int, later: float
+    found: Callable[[Entry], RemoteOutput | None], longer: int, later: float
 ) -> None:
     entry = Entry("model", MODEL.size + longer, False, MODEL.modified + later)
     now = found(entry)
@@ -99,12 +99,12 @@ def test_one_that_was_changed_has_another_content_and_is_new(
     assert replace(now, made=TRAINED.made, files=TRAINED.files) == TRAINED
 
 
-def test_one_that_is_gone_does_not_exist(found: Callable[[Entry], StoredOutput | None]) -> None:
+def test_one_that_is_gone_does_not_exist(found: Callable[[Entry], RemoteOutput | None]) -> None:
     assert found(Entry("other", MODEL.size, False, MODEL.modified)) is None
 
 
 FILE = FileRecord("d/a", 1, "a" * 64, modified=1.0, mode=0o644)
-OUTPUT = StoredOutput("d", "place", True, 1.0, "make", (FILE,))
+OUTPUT = RemoteOutput("d", "place", True, 1.0, "make", (FILE,))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.journal import FileRecord, StoredOutput
+from snakemake_executor_plugin_mantik.journal import FileRecord, RemoteOutput
 from snakemake_executor_plugin_mantik.storage.copies import is_here
 
 CONTENT = b"made"
@@ -13,7 +13,7 @@ FILES = (
     FileRecord("out/a", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), modified=1.0),
     FileRecord("out/empty", 0, "", modified=1.0),
 )
-OUTPUT = StoredOutput("out", "place", True, 1.0, "make", FILES)
+OUTPUT = RemoteOutput("out", "place", True, 1.0, "make", FILES)
 
 
 @pytest.mark.parametrize(

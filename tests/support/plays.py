@@ -37,8 +37,8 @@ from snakemake_executor_plugin_mantik.journal import (
     AttemptRecord,
     AttemptState,
     Journal,
-    StoredOutput,
-    StoredOutputs,
+    RemoteOutput,
+    RemoteOutputs,
     read_history,
     read_stored,
 )
@@ -523,11 +523,11 @@ class Play:
         path = self.workdir / job.output
         return path.read_bytes() if path.exists() else None
 
-    def _known(self) -> StoredOutputs:
+    def _known(self) -> RemoteOutputs:
         return read_stored(self.workdir / ".snakemake/mantik")
 
-    def _at_place(self, output: StoredOutput) -> bytes | None:
-        """A stored output's content if it is as it was made."""
+    def _at_place(self, output: RemoteOutput) -> bytes | None:
+        """A remote output's content if it is as it was made."""
         [file] = output.files
         names = [s.site for s in self._known().sites.values() if s.place == output.place]
         world = self.worlds[names[0]] if names else None

@@ -58,7 +58,7 @@ class JobPaths:
     def place(self, path: object) -> str | None:
         """Return a path relative to the workspace; None below `/dev`, `/proc` and `/sys`.
 
-        `path` is absolute, or relative to the working directory. A file that may be a stored output
+        `path` is absolute, or relative to the working directory. A file that may be a remote output
         has the path that its rule names.
 
         Raises:
@@ -125,7 +125,7 @@ def is_kept_in_storage(path: Any) -> bool:
 def command_text(path: Any) -> str:
     """Return how a command on this machine names a file of a rule.
 
-    A file that may be a stored output has the path that its rule names, as if it were not stored:
+    A file that may be a remote output has the path that its rule names, as if it were not stored:
     commands and scripts compute with the text of their paths.
     """
     if storable_path(path) is not None:

@@ -335,7 +335,7 @@ def _beyond_max_jobs(
         named = ", ".join(f"{number} at {name}" for name, number in limits.items())
         yield (
             f"--jobs {wanted}: at most {named} are submitted at once (Site: MaxJobs in the backend"
-            " config); the others wait here. Raise MaxJobs if the site allows more."
+            " config); the others wait on this machine. Raise MaxJobs if the site allows more."
         )
 
 

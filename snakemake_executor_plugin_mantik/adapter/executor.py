@@ -154,8 +154,8 @@ class SiteExecutor(RemoteExecutor):
             # Raised further, it would end Snakemake, which would cancel all jobs.
             self._refuse(
                 job,
-                "not submitted: the files for its outputs and logs cannot be prepared here"
-                f" ({describe_os_error(error)}). Correct that and start again",
+                "not submitted: the files for its outputs and logs cannot be prepared on this"
+                f" machine ({describe_os_error(error)}). Correct that and start again",
             )
         else:
             if cached:

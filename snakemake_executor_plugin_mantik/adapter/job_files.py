@@ -80,7 +80,7 @@ async def note_outputs(dag: Any, job: Job, outcome: Outcome) -> str:
                     catalog.home(path).parent.mkdir(parents=True, exist_ok=True)
                     catalog.home(path).touch()
     except OSError as error:
-        trouble = f"its outputs cannot be written here ({describe_os_error(error)})\n"
+        trouble = f"its outputs cannot be written on this machine ({describe_os_error(error)})\n"
     except (MantikError, WorkflowError) as error:
         trouble = f"{error}\n"
     else:

@@ -258,6 +258,6 @@ def _reasons_of_makers(
         elif not maker.is_local and _pool(checked, there) != _pool(checked, at):
             yield f"needs an output of {name}, which does not run in the same pool"
         if any(is_flagged(file, "touch") for file in maker.output if file in files):
-            yield f"needs a touch() output of {name}, which Snakemake makes here"
+            yield f"needs a touch() output of {name}, which Snakemake makes on this machine"
         if maker.benchmark is not None and maker.benchmark in files:
-            yield f"needs the benchmark file of {name}, which is written here"
+            yield f"needs the benchmark file of {name}, which is written on this machine"

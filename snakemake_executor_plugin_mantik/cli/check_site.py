@@ -221,17 +221,18 @@ def _account(account: str | None, details: SiteDetails) -> Iterator[Finding]:
         f"{name} ({left})" if left else name for name, left in details.accounts.items()
     )
     if account is None:
-        pays = f"{details.default_account}, the site's default" if details.default_account else ""
-        text = f"none is set (MANTIK_COMPUTE_BUDGET_ACCOUNT){pays and f', so {pays}, pays'}"
+        text, default = "none is set (MANTIK_COMPUTE_BUDGET_ACCOUNT)", details.default_account
+        if default:
+            text += f", so jobs are charged to {default}, the site's default"
         yield Finding("account", "note", text)
         if known:
             yield Finding("accounts", "note", f"the site reports {known}")
     elif not known:
-        text = f"{account} pays; not checked, because the site does not report accounts"
+        text = f"jobs are charged to {account}; not checked, because the site reports no accounts"
         yield Finding("account", "note", text)
     elif account in details.accounts:
         left = details.accounts[account]
-        yield Finding("account", "ok", f"{account} pays{left and f', {left} left'}")
+        yield Finding("account", "ok", f"jobs are charged to {account}{left and f', {left} left'}")
     else:
         text = f"{account} is not among those that the site reports: {known}"
         yield Finding(

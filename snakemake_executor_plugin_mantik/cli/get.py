@@ -126,7 +126,7 @@ def bring_undeclared(
         )
     if kept:
         raise UserError(
-            f"there are other files or directories here now: {_names([f.path for f in kept])}",
+            f"there are other local files or directories now: {_names([f.path for f in kept])}",
             where=str(directory),
             do="Move them away and bring these again",
         )
@@ -164,7 +164,7 @@ def get(
         str, typer.Option(metavar="NAME", help="Look for undeclared files at this site only.")
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Replace files here that have another content.")
+        bool, typer.Option("--force", help="Replace local files that have another content.")
     ] = False,
 ) -> None:
     """Bring files from sites: outputs that stay there, and files that no rule declares.
@@ -209,7 +209,7 @@ def get(
     )
     if own:
         warn(
-            f"No site has {_names(own)}: the files here count as these targets. If they are older"
+            f"No site has {_names(own)}: the local files count as these targets. If they are older"
             " results, such as git brings, remove them and run the workflow: it makes them again."
         )
     if lacking:
@@ -272,7 +272,7 @@ def _refuse_others(directory: Path, outputs: Iterable[RemoteOutput]) -> None:
     """Refuse to replace files that are here at the paths of outputs."""
     if others := [o.path for o in outputs if os.path.lexists(local_path(o.path, directory))]:
         raise UserError(
-            f"nothing was brought: there are files with other contents here: {_names(others)}",
+            f"nothing was brought: there are local files with other contents: {_names(others)}",
             where=str(directory),
             do="Move them away, or replace them with --force",
         )

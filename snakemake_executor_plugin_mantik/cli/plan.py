@@ -60,7 +60,7 @@ def plan(
         typer.Option(
             "--project-files",
             help="Also list which files of the working directory are uploaded without being named"
-            " by a rule, and which stay here, with the reason.",
+            " by a rule, and which stay on this machine, with the reason.",
         ),
     ] = False,
     as_json: AsJson = False,

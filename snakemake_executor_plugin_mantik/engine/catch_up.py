@@ -122,7 +122,7 @@ class CatchingUp:
             PlaceTaken: a job runs there that does not say which one it is.
         """
         self._retry.note(
-            f"the journal here does not know what was done in this workspace last; looking for"
+            f"the local journal does not know what was done in this workspace last; looking for"
             f" jobs that run there, for {humanize_duration(self._seen_s)}"
         )
         before = await self._started(self._list_surely)
@@ -163,7 +163,7 @@ class CatchingUp:
             await asyncio.sleep(_LOOK_S)
         if len(sizes) > 1:
             raise PlaceTaken(
-                f"a job runs there that is not known here ({paths.attempt_id})",
+                f"a job runs there that the local journal does not know ({paths.attempt_id})",
                 where=where,
                 do="Start again when it has ended",
             )
@@ -259,7 +259,7 @@ def _message(where: str, records: list[AttemptRecord]) -> str:
     running = [record.name for record in records if record.may_run]
     more = f" and {len(running) - _MOST_NAMED} more" if len(running) > _MOST_NAMED else ""
     told = [
-        f"Runs that the journal here does not know have used {where}: it is new, an older copy of"
+        f"Runs that the local journal does not know have used {where}: it is new, an older copy of"
         " it was put back, or another controller has led there."
     ]
     if running:

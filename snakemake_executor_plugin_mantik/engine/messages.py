@@ -273,6 +273,6 @@ def stays_message(site: str, users: Iterable[AttemptRecord]) -> str:
 def lost_error(
     path: str, where: object, how: str = "is no longer at the place where it was made"
 ) -> UserError:
-    """Return the error that a stored output does not exist any more."""
+    """Return the error that a remote output does not exist any more."""
     do = "Run the workflow again: the rule that makes it then runs, too"
     return UserError(f"{display_path(path)} {how}", where=str(where), do=do)

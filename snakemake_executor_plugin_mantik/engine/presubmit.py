@@ -297,7 +297,9 @@ class Presubmitter(Worker):
             if attempt is not None and not attempt.sent:
                 await self._dispatcher.abandon_if_unsent(attempt, error)
         except Exception as error:  # noqa: BLE001 - the job's own request meets it, too
-            self._retry.note(f"{request.name}: a bug in the executor kept it here ({error!r})")
+            self._retry.note(
+                f"{request.name}: a bug in the executor kept it from being submitted ({error!r})"
+            )
         if attempt is not None and attempt.sent:
             sending.attempt = attempt
             if attempt.ids and request.continuation is None:
@@ -442,5 +444,6 @@ class Presubmitter(Worker):
             pass  # it is submitted when the one before has ended, which reports the reason
         except Exception as error:  # noqa: BLE001 - the job goes on all the same
             self._retry.note(
-                f"{request.name}: a bug in the executor kept segments here ({error!r})"
+                f"{request.name}: a bug in the executor kept its segments from"
+                f" being submitted ({error!r})"
             )

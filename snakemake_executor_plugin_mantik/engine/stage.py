@@ -191,7 +191,9 @@ class Stager(Holdings):
         for path in [path for path in gone if (users := self._uses.of(self._place, path))]:
             gone.remove(path)
             stays = stays_message(self._site.name, users)
-            self._notify(f"Project files: {display_path(path)} is gone here, but {stays}")
+            self._notify(
+                f"Project files: {display_path(path)} is gone on this machine, but {stays}"
+            )
         for path in gone:
             if is_rest_safe(path):
                 await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]

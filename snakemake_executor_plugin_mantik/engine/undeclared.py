@@ -71,7 +71,8 @@ class UndeclaredFiles:
         if kept:
             self._notify(
                 f"{record.name}: at {record.site} it has written files that no rule declares, and"
-                f" you have others under their names here: {_names(kept)}. Yours were kept."
+                f" you have others under their names on this machine: {_names(kept)}. Yours"
+                " were kept."
             )
 
 

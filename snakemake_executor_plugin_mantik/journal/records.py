@@ -467,15 +467,15 @@ def is_utf8(path: str) -> bool:
 class EventKind(StrEnum):
     """What happened to an attempt; `TRACKED` and those after it happen to a workflow as well.
 
-    TAKEN_UP: a segment's turn has come. CONCLUDED: its job does not go on after it. TRACKED: it has
-    an MLflow run from now on. BEGUN: another Snakemake goes on with the workflow. SETTLED: it was
-    found to be over when no Snakemake was there any more.
+    REATTACHED: a segment's turn has come. CONCLUDED: its job does not go on after it. TRACKED: it
+    has an MLflow run from now on. BEGUN: another Snakemake goes on with the workflow. SETTLED: it
+    was found to be over when no Snakemake was there any more.
     """
 
     SUBMITTED = "submitted"
     WAITING = "waiting"
     STARTED = "started"
-    TAKEN_UP = "taken up"
+    REATTACHED = "reattached"
     CONCLUDED = "concluded"
     TRACKED = "tracked"
     BEGUN = "begun"

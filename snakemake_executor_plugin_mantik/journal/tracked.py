@@ -170,7 +170,7 @@ class TrackedLedger:
             while (found := read_tracked(db, attempt_id)) is not None:
                 if found.behind:
                     db.execute("UPDATE tracked SET behind = 0 WHERE attempt = ?", (attempt_id,))
-                    add_event(db, attempt_id, EventKind.TAKEN_UP)
+                    add_event(db, attempt_id, EventKind.REATTACHED)
                 attempt_id = found.follows
 
     def begin_anew(self, record: AttemptRecord) -> None:

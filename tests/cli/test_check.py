@@ -296,7 +296,7 @@ def test_firecrest_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     assert about("user", found).text == "jobs run as mantik"
     assert "batch" in about("queues", found).text
     assert "nodes" in about("queue", found).text
-    assert about("account", found) == Finding("account", "ok", "sandbox pays")
+    assert about("account", found) == Finding("account", "ok", "jobs are charged to sandbox")
     assert "can be written to" in about("workspace", found).text
     assert "reports neither" in about("free space", found).text
     assert "does not report" in about("purge", found).text
@@ -311,7 +311,10 @@ def test_accounts_are_held_against_those_that_are_told(sandbox: Sandbox, tmp_pat
     assert found.verdict == "wrong"
     assert "nobody is not among those that the site reports: sandbox" in found.text
     done = of_sandbox(sandbox, "hpc2", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="")
-    assert "so sandbox, the site's default, pays" in about("account", findings(done)).text
+    assert (
+        "so jobs are charged to sandbox, the site's default"
+        in about("account", findings(done)).text
+    )
     done = of_sandbox(sandbox, "hpc1", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="x")
     assert "the site does not report accounts" in about("account", findings(done)).text
     assert "/mantik can be written" in about("workspace", findings(done)).text

@@ -26,7 +26,7 @@ def test_files_and_directories_made_meanwhile(tmp_path: Path, force: bool) -> No
     files = [RemoteOutput(path, "place", False, 0.0, "", ()) for path in ("file", "folder", "free")]
     catalog = cast(Any, SimpleNamespace(changed_files=lambda _: [], site=lambda _: "sim"))
 
-    with pytest.raises(UserError, match=r"other files or directories here now.*folder"):
+    with pytest.raises(UserError, match=r"other local files or directories now.*folder"):
         bring_undeclared(catalog, tmp_path, files, fetch, force=force)
 
     assert (tmp_path / "folder/mine").read_text() == "mine"

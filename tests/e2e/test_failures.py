@@ -116,7 +116,9 @@ def test_what_cannot_be_prepared_here_fails_its_own_job(project: Project) -> Non
     )
     ran = project.run("--keep-going")
     assert ran.code == 1
-    tells(ran.output, "cannot be prepared here (Not a directory: out/a.txt)", "b: done at")
+    tells(
+        ran.output, "cannot be prepared on this machine (Not a directory: out/a.txt)", "b: done at"
+    )
     assert project.read("b.txt") == "b\n"
     assert "Traceback" not in ran.output
 

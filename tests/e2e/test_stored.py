@@ -495,7 +495,7 @@ def test_get_plan_and_clean_know_what_lies_where(one: Project, firecrest_place: 
 
     one.write("results/model.txt", "mine\n")
     said = smk_mantik(one, "get", "results").output
-    tells(said, "files with other contents here: results/model.txt", "--force")
+    tells(said, "local files with other contents: results/model.txt", "--force")
     assert one.read("results/model.txt") == "mine\n"
     assert not one.exists("results/set.txt")
     tells(smk_mantik(one, "get", "nothing.txt").output, "there is no file nothing.txt at a site")
@@ -530,9 +530,7 @@ def test_get_says_why_older_results_keep_it_from_bringing_targets(one: Project) 
     run(one, "--forcerun", "train")
     refused = smk_mantik(one, "get", "--all-targets", "--", *FILES_STAY)
     assert refused.code == 2
-    tells(
-        refused.output, "nothing was brought", "other contents here: results/score.txt", "--force"
-    )
+    tells(refused.output, "nothing was brought", "other contents: results/score.txt", "--force")
     assert "No site has" not in refused.output
     assert one.read("results/score.txt") == "older\n"
 

@@ -56,7 +56,7 @@ def test_a_source_that_a_running_job_names_stays(tmp_path: Path) -> None:
     said = simulate(tmp_path, sim, again)
     assert "lib.py" in sim.files
     assert "other.py" not in sim.files
-    assert [line for line in said if "lib.py is gone here, but stays at sim" in line]
+    assert [line for line in said if "lib.py is gone on this machine, but stays at sim" in line]
     simulate(tmp_path, sim, lambda controller: controller.job(job))
     simulate(tmp_path, sim, again)
     assert "lib.py" not in sim.files

@@ -149,7 +149,7 @@ def test_an_input_that_is_nowhere_is_reported_before_its_job_is_submitted(tmp_pa
     plan = replace(planner("slurm"), project=tmp_path)
     job = replace(request(1, "a"), storable=frozenset({"a"}))
     with closing(Journal(tmp_path / "state")) as journal:
-        with pytest.raises(UserError, match="neither here nor at a site any more"):
+        with pytest.raises(UserError, match="neither on this machine nor at a site"):
             plan.needed_files(job, journal.files, "p")
 
         (tmp_path / "a").write_text("of before\n")

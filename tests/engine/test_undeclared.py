@@ -65,7 +65,7 @@ def test_what_lies_here_is_compared(bench: Bench) -> None:
     assert bench.conclude(["same", "mine", "of 100%", "not \udcff"]) == {"mine", "of 100%"}
     assert len(bench.said) == 2
     assert "stay at sim: of 100% (1 B). Bring" in bench.said[0]
-    assert "others under their names here: mine (1 B). Yours were kept" in bench.said[1]
+    assert "others under their names on this machine: mine (1 B). Yours were kept" in bench.said[1]
     # What comes from there keeps its time, and is no project file then.
     os.utime(bench.workdir / "mine", ns=(LONG_AGO_NS, LONG_AGO_NS))
     assert list_brought(bench.workdir, read_undeclared(bench.state)) == {"mine"}

@@ -220,4 +220,4 @@ def test_killed_at_each_change_of_files(tmp_path: Path) -> None:
             kills += 1
         assert (ran.code, kills > CHANGES_BY_GET) == (0, True), ran.output
         assert own.cell.project.exists(BROUGHT)
-        tells(own.get().output, "there are files with other contents here: out/more, out/set.bin.")
+        tells(own.get().output, "there are local files with other contents: out/more, out/set.bin.")

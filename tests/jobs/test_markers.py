@@ -18,9 +18,9 @@ from snakemake_executor_plugin_mantik.jobs.spec import InputFile, OutputFile
 from tests.support.inotify import CREATE, MODIFY, MOVED_TO, Watch
 from tests.support.trial import NASTY, Trial
 
-TRY = str(uuid.UUID(int=7))
+ATTEMPT = str(uuid.UUID(int=7))
 META = (
-    f"version=1\ntry={TRY}\nexit_code=0\nfailed_step=\nsignal=\nstarted=1.5\nended=2.5\nhost=n1\n"
+    f"version=1\nattempt={ATTEMPT}\nexit_code=0\nfailed_step=\nsignal=\nstarted=1.5\nended=2.5\nhost=n1\n"
     "scheduler_job=4\nsite_job=5\nfiles=1\nlacking=0\narchive_size=0\narchive_sha256=\nlog_bytes=3\n"
 )
 RECORD = b"marker\0f\x002\x00644\0\0\x001.5\0x\0"
@@ -44,7 +44,7 @@ def marker(meta: str = META, files: bytes = RECORD, small: bytes = b"ab") -> byt
 
 
 def read(content: bytes) -> markers.Marker:
-    return read_marker(content, attempt_id=TRY, exit_code=0)
+    return read_marker(content, attempt_id=ATTEMPT, exit_code=0)
 
 
 def test_a_whole_marker_is_read() -> None:
@@ -103,12 +103,12 @@ def test_no_damaged_marker_is_taken_for_another(at: int, change: int) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"owner=4711-n1-7\nsite_job=5\n"])
 def test_a_name_alone_is_a_marker(content: bytes) -> None:
-    found = read_marker(content, attempt_id=TRY, exit_code=9)
+    found = read_marker(content, attempt_id=ATTEMPT, exit_code=9)
     assert (found.exit_code, found.bare, found.files) == (9, True, ())
 
 
 UNFIT = [
-    marker(META.replace(TRY, str(uuid.UUID(int=8)))),
+    marker(META.replace(ATTEMPT, str(uuid.UUID(int=8)))),
     marker(META.replace("exit_code=0", "exit_code=1")),
     marker(META.replace("version=1", "version=2")),
     marker(META.replace("files=1", "files=2")),

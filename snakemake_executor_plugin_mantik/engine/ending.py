@@ -225,8 +225,8 @@ class Ending(Worker):
             return self._unfetched(error)
         except OSError as error:
             return self._kept(
-                f"The outputs cannot be written on this machine ({messages.describe_os_error(error)})."
-                " They are still at the site: free space and start again.\n"
+                "The outputs cannot be written on this machine"
+                f" ({messages.describe_os_error(error)}). They are still at the site: free space and start again.\n"
             )
         await self._undeclared.conclude(self._request, record, marker)
         await self._log()

@@ -193,7 +193,7 @@ REFUSED_JOBS = {
 
 @pytest.mark.nightly
 def test_jobs_that_unicore_refuses(unicore_sandbox: Server, real_unicore: Server) -> None:
-    """All at once: the real one attempts each four times in half a minute."""
+    """All at once: the real one tries each four times in half a minute."""
     found = []
     for server in (unicore_sandbox, real_unicore):
         urls = {

@@ -226,7 +226,8 @@ class Ending(Worker):
         except OSError as error:
             return self._kept(
                 "The outputs cannot be written on this machine"
-                f" ({messages.describe_os_error(error)}). They are still at the site: free space and start again.\n"
+                f" ({messages.describe_os_error(error)}). They are still at the site: free space"
+                " and start again.\n"
             )
         await self._undeclared.conclude(self._request, record, marker)
         await self._log()

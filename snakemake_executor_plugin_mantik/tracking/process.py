@@ -46,7 +46,7 @@ _FAILURES = 2
 MAKERS = 4
 """Runs to create at the same time: a server may be far away, and jobs wait."""
 _OTHERS, _ENDING = 4, 3
-"""Most attempts that are published at the same time, and of these the most ends, which may take long."""
+"""Most attempts to publish at once, and of these the most ends, which may take long."""
 _UPDATE_S = 60.0
 """The least seconds between two updates of a workflow's run (counts and pictures)."""
 DRAIN_S = 600.0

@@ -316,7 +316,7 @@ def test_accounts_are_held_against_those_that_are_told(sandbox: Sandbox, tmp_pat
         in about("account", findings(done)).text
     )
     done = of_sandbox(sandbox, "hpc1", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="x")
-    assert "the site does not report accounts" in about("account", findings(done)).text
+    assert "the site reports no accounts" in about("account", findings(done)).text
     assert "/mantik can be written" in about("workspace", findings(done)).text
     assert left_behind(sandbox, "hpc1", tmp_path) == []
 

@@ -95,7 +95,7 @@ COMMAND = "python scripts/train.py"
 
 
 @pytest.mark.parametrize(
-    ("values", "sources", "told"),
+    ("values", "project_files", "told"),
     [
         ({"command": f"{COMMAND} --fast"}, {}, "its command"),
         ({"parameters": "alpha=2"}, {}, "its parameters"),

@@ -54,8 +54,8 @@ def test_logs_stay_here(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from snakemake_executor_plugin_mantik.config.exclude import Exclude
-        from snakemake_executor_plugin_mantik.staging.project_files import SourceFiles
-        found = SourceFiles(Path("."), Exclude(()), file_limit=1000).select(9000)
+        from snakemake_executor_plugin_mantik.staging.project_files import ProjectFileFilter
+        found = ProjectFileFilter(Path("."), Exclude(()), file_limit=1000).select(9000)
         Path("found").write_text(" ".join(found.paths))
     """
     with (tmp_path / "out.txt").open("w") as out, (tmp_path / "err.txt").open("w") as err:

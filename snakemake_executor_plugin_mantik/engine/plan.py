@@ -268,7 +268,9 @@ class Planner:
                 if output is None and ledger.has_row(path):
                     raise lost_error(path, self.project)
                 if not os.path.lexists(local_path(path, self.project)):
-                    raise lost_error(path, self.project, "is neither here nor at a site any more")
+                    raise lost_error(
+                        path, self.project, "is neither on this machine nor at a site any more"
+                    )
             wanted.append((path, None))
         files = self.environment_files(request.environment, own=request.own_environment)
         wanted += [(path, local) for local, path in files]

@@ -36,7 +36,7 @@ def test_new_files_are_reported_once_listed_and_brought(both: Project) -> None:
     assert both.read("plots/more/a.svg") == "deep\n"
     assert not both.exists("plots/more/b.svg")
     both.write("taken.bin", "mine\n")
-    tells(smk_mantik(both, "get", "taken.bin").output, "other contents here: taken.bin")
+    tells(smk_mantik(both, "get", "taken.bin").output, "other contents: taken.bin")
     tells(smk_mantik(both, "get", "plots").ok().output, "Brought 1 file, 5 B; 1 was here.")
     tells(smk_mantik(both, "get", "--undeclared").ok().output, "Brought 2 files")
     assert both.read("taken.bin") == "mine\n"

@@ -2,18 +2,16 @@
 
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from snakemake.io import is_flagged
-from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
-from ..common.errors import ConfigError, Mistake, MistakeCollector, UserError, shorten_list
+from ..common.errors import ConfigError, MistakeCollector, UserError
 from ..config.environment_keys import EnvironmentConfig
-from ..config.exclude import Exclude
 from ..config.model import BackendConfig, PoolConfig
 from ..config.reading import LoadedConfig, NoConfig, read_configs, split_spec
 from ..engine.core import Engine
@@ -88,9 +86,10 @@ class CheckedWorkflow:
         options: the executor's settings.
         context: what the requests of all jobs have in common.
         planners: the sites' planners by name.
+        missing_snakemake: remembers which sites have no Snakemake for full jobs.
+        engine: knows the limits of the sites that it has opened; None before the run.
         units: the jobs and groups that will run at a site, by Snakemake's jobs.
         used: the sites that they will run at, as far as their resources can be evaluated.
-        missing_snakemake: remembers which sites have no Snakemake for full jobs.
         mistakes: by rule, why its command or script cannot be rendered. The caller reports them.
     """
 
@@ -98,10 +97,11 @@ class CheckedWorkflow:
     options: Any
     context: RuleContext
     planners: Mapping[str, Planner]
-    units: Mapping[Any, Unit]
-    used: list[str]
     missing_snakemake: MissingSnakemake
-    mistakes: Mapping[str, str]
+    engine: Engine | None = None
+    units: Mapping[Any, Unit] = field(default_factory=dict)
+    used: Sequence[str] = ()
+    mistakes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def workdir(self) -> Path:
@@ -119,14 +119,65 @@ class CheckedWorkflow:
 
     def refuse(self, unit: Unit) -> None:
         """Check a job or group that is to be submitted: a checkpoint may have added it."""
-        for check in preflight.CHECKS:
+        for check in (preflight.OBSTACLES, *preflight.CHECKS):
             check.refuse([unit])
+        self._check_resources(unit)
+
+    def check_resources(self, units: Iterable[Unit]) -> list[str]:
+        """Check the resources of jobs, and return the sites that the jobs run at.
+
+        Resources that depend on files not made yet are checked when the job is submitted.
+
+        Raises:
+            UserError: lists all mistakes in the jobs' resources.
+        """
+        used: dict[str, None] = {}
+        mistakes: dict[str, None] = {}
+        for unit in units:
+            where = unit.title
+            try:
+                if (site := unit.asked.site) is not None:
+                    used[site] = None
+                    where += f" at {site}" if len(self.planners) > 1 else ""
+                self._check_resources(unit)
+            except UserError as error:
+                what = str(error).removeprefix(f"{where}: ")
+                mistakes[f"{where}: {what}"] = None
+        preflight.refuse_lines("invalid resource requests", mistakes)
+        return list(used)
+
+    def _check_resources(self, unit: Unit) -> None:
+        """Check the resources of a job, and that its site allows them, as far as that is known.
+
+        Raises:
+            UserError: one is wrong, or the site does not.
+        """
         for member in unit.members:
             resources.job_retry_reasons(member.job)
             tracking_request(member.job)
-        if DeploymentMethod.CONDA not in self.workflow.deployment_settings.deployment_method:
-            deployment.drop_unrequested(unit.job)
-        unit.continuation  # noqa: B018 - reading checks it
+        asked, going_on = unit.asked, unit.continuation
+        unit.members[0].patience_s  # noqa: B018 - reading checks it
+        resources.refuse_misspelt(asked.later)
+        if asked.site is None:
+            return
+        planner, environment = self.planners[asked.site], unit.environment
+        requested = planner.resources(asked.resources, asked.threads)
+        planner.pool_suits(requested, environment, going_on)
+        if going_on is not None:
+            going_on.check_walltime(requested.runtime_s)
+        if self.engine is not None:
+            self.engine.facts_fit(asked.site, asked.resources, asked.threads, environment)
+
+    def able(self, unit: Unit) -> Unit:
+        """Return a job that may run anywhere without sites that cannot run it, unless none can."""
+        able = []
+        if self.planners and unit.is_known and unit.anywhere:
+            with suppress(UserError):  # reported when all jobs are checked
+                for at in (unit, *unit.elsewhere()):
+                    with suppress(UserError):
+                        self._check_resources(at)
+                        able.append(at.site)
+        return unit.at(tuple(able)) if able else unit
 
     def request(self, unit: Unit, secrets: Mapping[str, str]) -> JobRequest:
         """Make the engine's request for a job or group."""
@@ -173,51 +224,48 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
         name: Planner(c.config, find_account(name, os.environ), workdir)
         for name, c in configs.items()
     }
-    units = {job: able_sites(Unit(job, context), planners) for job in list_units(dag)}
+    missing = MissingSnakemake(
+        Path(workflow.persistence.path) / STATE_DIRECTORY,
+        {name: planner.environment() for name, planner in planners.items()},
+    )
+    context = replace(context, lacks=missing.said)
+    checked = CheckedWorkflow(workflow, options, context, planners, missing)
+    units = {job: checked.able(Unit(job, context)) for job in list_units(dag)}
     here = [Unit(job, context) for job in dag.needrun_jobs() if job.is_local]
     obstacles = preflight.OBSTACLES.refuse([*units.values(), *here], found)
     known = list(everywhere(units.values()))
     members = [member for unit in known for member in unit.members]
-    limits = workflow.global_resources
-    _check_without_sites(found, workflow, dag, members)
+    _check_as_a_whole(found, workflow, dag)
     if not configs:
         found.refuse()
     for config in configs.values():
         for warning in config.warnings:
             logger.warning(warning)
-    if foreign := preflight.foreign_resources(members, limits):
+    if foreign := preflight.foreign_resources(members):
         logger.warning(foreign)
     for warning in capped_options(workflow, (member.job for member in members)):
         logger.warning(warning)
-    state = Path(workflow.persistence.path) / STATE_DIRECTORY
-    environments = {name: planner.environment() for name, planner in planners.items()}
-    missing_snakemake = MissingSnakemake(state, environments)
     used: list[str] = []
     with found.check():
-        used = check_jobs(known, planners)
+        used = checked.check_resources(known)
     # The checks below need a job that has a site and can run there.
     sound = [unit for unit in known if _is_sound(unit, obstacles)]
-    members = [member for unit in sound for member in unit.members]
-    reported = obstacles | _check_at_sites(found, dag, sound, here)
-    with found.check():
-        missing_snakemake.refuse(members)
-    mistakes = preflight.find_mistakes(
-        (member for unit in here for member in unit.members), sound, workflow.linemaps
-    )
+    asked = [*here, *sound]
+    reported = obstacles.union(*(check.refuse(asked, found) for check in preflight.CHECKS))
+    mistakes = preflight.find_mistakes(asked, workflow.linemaps)
     if found:
         with found.check():
             preflight.refuse_mistakes({r: m for r, m in mistakes.items() if r not in reported})
         found.refuse()
+    members = [member for unit in sound for member in unit.members]
     for remark in deployment.deployment_warnings(members):
         logger.info(remark)
     for warning in (
         *_without_outputs(members),
-        *_beyond_max_jobs(limits["_nodes"].value, sound, planners, used),
+        *_beyond_max_jobs(workflow.global_resources["_nodes"].value, sound, planners, used),
     ):
         logger.warning(warning)
-    return CheckedWorkflow(
-        workflow, options, context, planners, units, used, missing_snakemake, mistakes
-    )
+    return replace(checked, units=units, used=used, mistakes=mistakes)
 
 
 def everywhere(units: Iterable[Unit]) -> Iterator[Unit]:
@@ -247,10 +295,8 @@ def _read_or_stand_in(
     return configs
 
 
-def _check_without_sites(
-    found: MistakeCollector, workflow: Any, dag: Any, members: list[SiteJob]
-) -> None:
-    """Collect mistakes that have nothing to do with any site."""
+def _check_as_a_whole(found: MistakeCollector, workflow: Any, dag: Any) -> None:
+    """Collect mistakes of the workflow that no single job has."""
     with found.check():
         storage.check_shared(workflow.storage_settings)
     with found.check():
@@ -259,35 +305,7 @@ def _check_without_sites(
         with found.check():
             _check_names(dag.jobs)
     with found.check():
-        preflight.refuse_slips(members, workflow.global_resources)
-    with found.check():
         refuse_future_inputs(dag.needrun_jobs())
-
-
-def _check_at_sites(
-    found: MistakeCollector, dag: Any, units: list[Unit], here: list[Unit]
-) -> set[str]:
-    """Collect mistakes of jobs that have a site and no obstacle to run there.
-
-    Returns:
-        The rules whose environments have mistakes.
-    """
-    products = find_products(dag)
-
-    def mistake(_: Unit, at: SiteJob) -> str | None:
-        if at.job.is_local:
-            return deployment.conda_file_mistake(at.job, products)
-        return deployment.deployment_mistake(at, products) or deployment.launcher_mistake(at)
-
-    preflight.DATASETS.refuse(units, found)
-    environments = preflight.Check(
-        "the environments of some rules are not available", "Correct these rules", mistake
-    )
-    mistaken = environments.refuse([*here, *units], found)
-    preflight.SECRETS.refuse(units, found)
-    with found.check():
-        _check_projects([member for unit in units for member in unit.members])
-    return mistaken
 
 
 def _is_sound(unit: Unit, obstacles: Collection[str]) -> bool:
@@ -380,103 +398,3 @@ def look_up_datasets(jobs: Iterable[Any], catalog: Catalog) -> list[Entry]:
             do="Correct the paths, or put the files there",
         )
     return all_found
-
-
-def _check_projects(members: list[SiteJob]) -> None:
-    """Check that the entry points that jobs run get valid values and find their project."""
-    mistakes: dict[Mistake, None] = {}
-    for at in members:
-        if at.entry_point is None:
-            continue
-        try:
-            at.entry_point.check(at.job.wildcards)
-        except ConfigError as error:
-            mistakes |= dict.fromkeys(error.mistakes)
-        folder = str(at.entry_point.project.relative_folder())
-        if folder != "." and Exclude(at.config.exclude).matches(folder, is_dir=True):
-            what = f"leaves out {folder}, whose entry points rule {at.rule.name} runs there"
-            mistakes[Mistake(str(at.context.sites[at.site].path), "Exclude", what)] = None
-    if mistakes:
-        raise ConfigError(list(mistakes))
-
-
-def check_jobs(
-    units: Iterable[Unit], planners: Mapping[str, Planner], engine: Engine | None = None
-) -> list[str]:
-    """Check the resources of all jobs, and return the sites that the jobs run at.
-
-    With an engine, compare the resources with the limits of the opened sites, too. Resources that
-    depend on files not made yet are checked when the job is submitted.
-
-    Raises:
-        UserError: lists all mistakes in the jobs' resources.
-    """
-    used: dict[str, None] = {}
-    mistakes: dict[str, None] = {}
-    for unit in units:
-        where = unit.title
-        try:
-            for member in unit.members:
-                resources.job_retry_reasons(member.job)
-                tracking_request(member.job)
-            asked = unit.asked
-            unit.continuation  # noqa: B018 - reading checks it
-            unit.members[0].patience_s  # noqa: B018
-            resources.refuse_misspelt(asked.later)
-            if asked.site is None:
-                continue
-            used[asked.site] = None
-            where = f"{where} at {asked.site}" if len(planners) > 1 else where
-            _check_at_site(unit, planners, engine)
-        except UserError as error:
-            what = str(error).removeprefix(f"{where}: ")
-            mistakes[f"{where}: {what}"] = None
-    if mistakes:
-        message = "\n  ".join(
-            ["nothing submitted: invalid resource requests:", *shorten_list(mistakes)]
-        )
-        raise UserError(message.removesuffix("."))
-    return list(used)
-
-
-def _check_at_site(unit: Unit, planners: Mapping[str, Planner], engine: Engine | None) -> None:
-    """Check that the site of a job allows what it requests.
-
-    Raises:
-        UserError: it does not.
-    """
-    asked, going_on = unit.asked, unit.continuation
-    if asked.site is None:
-        return
-    requested = planners[asked.site].resources(asked.resources, asked.threads)
-    environment = unit.environment
-    planners[asked.site].pool_suits(requested, environment, going_on)
-    if going_on is not None:
-        going_on.check_walltime(requested.runtime_s)
-    if engine is not None:
-        engine.facts_fit(asked.site, asked.resources, asked.threads, environment)
-
-
-def able_sites(unit: Unit, planners: Mapping[str, Planner], engine: Engine | None = None) -> Unit:
-    """Return a job that may run anywhere without the sites that cannot run it, unless none can."""
-    able = []
-    if planners and unit.is_known and unit.anywhere:
-        with suppress(UserError):  # reported when all jobs are checked
-            for at in (unit, *unit.elsewhere()):
-                with suppress(UserError):
-                    _check_at_site(at, planners, engine)
-                    able.append(at.site)
-    return unit.at(tuple(able)) if able else unit
-
-
-def find_products(dag: Any) -> frozenset[str]:
-    """Return the paths that jobs read and make, logs and benchmark files among them.
-
-    They are not uploaded as project files: each job uploads its own inputs.
-    """
-    return frozenset(
-        storable_path(path) or os.path.relpath(path)
-        for job in dag.jobs
-        for path in (*job.input, *job.output, *job.log, job.benchmark)
-        if path is not None
-    )

@@ -33,7 +33,7 @@ from ..rules import Job, preflight
 from ..rules.kinds.groups import Unit
 from ..rules.make_request import workflow_variables
 from ..rules.paths.job_paths import JobPaths
-from ..rules.units import list_members, unit_name
+from ..rules.units import find_products, list_members, unit_name
 from ..sites.base import QueueLimits, SiteFacts
 from ..storage.paths import storable_path
 from . import checks, startup
@@ -77,7 +77,7 @@ def plan_workflow(
         secrets = dict.fromkeys(workflow_variables(workflow, os.environ), "")  # names alone
         look = _Look(checked, secrets, forecaster, places, frozenset(made), limits)
         jobs = [look.at(checked.units[unit]) for unit in units if not unit.is_local]
-        products = checks.find_products(dag)
+        products = find_products(dag)
         totals: dict[str, Total] = {}
         for job in jobs:
             if job.site is not None:
@@ -150,7 +150,7 @@ def preview_job(workflow: Any, options: Any, logger: Any, wanted: str) -> Previe
     except (RuleException, WorkflowError) as error:
         raise UserError(preflight.describe_error(error, workflow.linemaps)) from error
     project_files = startup.collect_project_files(
-        checked, checks.find_products(workflow.dag), logger, site
+        checked, find_products(workflow.dag), logger, site
     )
     return make_preview(checked.planners[site], request, uploads=project_files.paths)
 

@@ -21,7 +21,6 @@ from ..journal import is_utf8
 from ..rules import Job, preflight
 from ..rules.kinds.groups import Unit
 from ..rules.paths.storage import jobs_use_storage
-from ..rules.site_job import SiteJob
 from ..rules.units import job_identity, list_members, member_title
 from . import job_files
 from .checks import CheckedWorkflow
@@ -96,7 +95,7 @@ class Proposals:
             return None
         try:
             unit = Unit(job, self.checked.context)
-            if why_not_presubmitted(self.checked, unit.members[0], makers):
+            if why_not_presubmitted(self.checked, unit, makers):
                 return None
             self.checked.refuse(unit)
             request = self.checked.request(unit, secrets)
@@ -156,9 +155,9 @@ def forecast_presubmitted(
         elif job.is_group():
             why = "is in a group"
         else:
-            at = SiteJob(job, checked.context) if job.is_local else checked.units[job].members[0]
-            why = _why_not_at_site(checked, at, makers)
-            site = "" if why else at.site
+            unit = Unit(job, checked.context) if job.is_local else checked.units[job]
+            why = _why_not_at_site(checked, unit, makers)
+            site = "" if why else unit.sites[0]
             alone[site] += 1
             if not why and alone[site] > limit:
                 why = f"is beyond --mantik-presubmit {limit}"
@@ -169,12 +168,12 @@ def forecast_presubmitted(
     return sum(not job.is_local for job in going), stops
 
 
-def _why_not_at_site(checked: CheckedWorkflow, at: SiteJob, makers: Mapping[Job, set[str]]) -> str:
+def _why_not_at_site(checked: CheckedWorkflow, unit: Unit, makers: Mapping[Job, set[str]]) -> str:
     if len(makers) > _MOST_MAKERS:
         return f"waits for more than {_MOST_MAKERS} jobs"
     try:
-        why = why_not_presubmitted(checked, at, makers)
-        if not why and at.config.api == "unicore" and at.config.site.scheduler == "none":
+        why = why_not_presubmitted(checked, unit, makers)
+        if not why and unit.config.api == "unicore" and unit.config.site.scheduler == "none":
             return "runs at a site without a scheduler (Site: Scheduler is none)"
     except (MantikError, RuleException, WorkflowError):
         return "has values that cannot be evaluated yet"
@@ -191,7 +190,7 @@ def find_makers(dag: Any, job: Job) -> dict[Job, set[str]]:
 
 
 def why_not_presubmitted(
-    checked: CheckedWorkflow, at: SiteJob, makers: Mapping[Job, set[str]]
+    checked: CheckedWorkflow, unit: Unit, makers: Mapping[Job, set[str]]
 ) -> str:
     """Return why a job cannot be submitted before its inputs exist, or '' if it can.
 
@@ -201,16 +200,16 @@ def why_not_presubmitted(
     Raises:
         UserError: the resources of a job are wrong.
     """
-    return next(chain(_reasons(checked, at), _reasons_of_makers(checked, at, makers)), "")
+    return next(chain(_reasons(checked, unit), _reasons_of_makers(checked, unit, makers)), "")
 
 
-def _pool(checked: CheckedWorkflow, at: SiteJob) -> str | None:
-    asked = Unit(at.job, checked.context).asked
-    return checked.planners[at.site].resources(asked.resources, asked.threads).pool
+def _pool(checked: CheckedWorkflow, unit: Unit) -> str | None:
+    asked = unit.asked
+    return checked.planners[unit.sites[0]].resources(asked.resources, asked.threads).pool
 
 
-def _reasons(checked: CheckedWorkflow, at: SiteJob) -> Iterator[str]:
-    workflow, job = checked.workflow, at.job
+def _reasons(checked: CheckedWorkflow, unit: Unit) -> Iterator[str]:
+    workflow, job, [at] = checked.workflow, unit.job, unit.members
     if job.is_local:
         yield "runs on this machine"
     if jobs_use_storage(workflow):
@@ -235,10 +234,11 @@ def _reasons(checked: CheckedWorkflow, at: SiteJob) -> Iterator[str]:
 
 
 def _reasons_of_makers(
-    checked: CheckedWorkflow, at: SiteJob, makers: Mapping[Job, set[str]]
+    checked: CheckedWorkflow, unit: Unit, makers: Mapping[Job, set[str]]
 ) -> Iterator[str]:
-    computed = any(map(is_callable, at.rule.params)) or any(
-        value.is_evaluable() for key, value in at.rule.resources.items() if key != "tmpdir"
+    rule = unit.job.rule
+    computed = any(map(is_callable, rule.params)) or any(
+        value.is_evaluable() for key, value in rule.resources.items() if key != "tmpdir"
     )
     if computed and any(os.path.lexists(file) for files in makers.values() for file in files):
         yield "has values that may depend on files which are to be made again"
@@ -250,12 +250,12 @@ def _reasons_of_makers(
             yield f"needs an output of {name}, which runs on this machine"
         if checked.workflow.dag.get_job_group(maker) is not None:
             yield f"needs an output of {name}, which is in a group"
-        there = SiteJob(maker, at.context)
+        there = Unit(maker, unit.context)
         if there.anywhere and len(there.sites) > 1:
             yield f"needs an output of {name}, which may run at any site"
-        elif there.site != at.site:
+        elif there.sites[0] != unit.sites[0]:
             yield f"needs an output of {name}, which runs at another site"
-        elif not maker.is_local and _pool(checked, there) != _pool(checked, at):
+        elif not maker.is_local and _pool(checked, there) != _pool(checked, unit):
             yield f"needs an output of {name}, which does not run in the same pool"
         if any(is_flagged(file, "touch") for file in maker.output if file in files):
             yield f"needs a touch() output of {name}, which Snakemake makes on this machine"

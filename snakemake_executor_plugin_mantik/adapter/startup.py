@@ -31,24 +31,24 @@ from ..engine.transfer_meter import TransferMeter
 from ..engine.undeclared import list_brought
 from ..journal import Journal, read_undeclared
 from ..rules import preflight
+from ..rules.deployment import drop_unrequested
 from ..rules.kinds.groups import Unit, evaluate_anew
 from ..rules.paths.job_paths import command_text
-from ..rules.units import is_tracked, job_identity, list_members, make_tracked_run, unit_name
+from ..rules.units import (
+    find_products,
+    is_tracked,
+    job_identity,
+    list_members,
+    make_tracked_run,
+    unit_name,
+)
 from ..sites.base import Site, SiteFacts
 from ..staging.project_files import UNSENT, ProjectFileFilter, ProjectFiles, missed_files
 from ..storage.catalog import catalog_of
 from ..storage.paths import uses_provider
 from ..tracking.run import direct_remark, sent_variables
 from ..tracking.tracker import Tracker
-from .checks import (
-    CheckedWorkflow,
-    able_sites,
-    check_jobs,
-    check_workflow,
-    everywhere,
-    find_products,
-    look_up_datasets,
-)
+from .checks import CheckedWorkflow, check_workflow, everywhere, look_up_datasets
 from .job_log import JobLog
 from .proposals import Proposals
 from .workflow_metadata import describe_pipeline, describe_run, describe_workflow
@@ -85,13 +85,13 @@ class ActiveRun:
     left: dict[JobNumber, tuple[str, ...]] = field(default_factory=dict)
     _reported: set[tuple[str, str]] = field(default_factory=set)
     _full: dict[JobNumber, str] = field(default_factory=dict)
-    _jobs: int = -1
     _named: NamedPaths = field(default_factory=NamedPaths)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """Make the engine's request for a job, and record it."""
         if job.is_group():
             evaluate_anew(job)
+        drop_unrequested(job)
         unit = self._unit(job)
         self.checked.refuse(unit)
         request = self.checked.request(unit, secrets)
@@ -131,7 +131,7 @@ class ActiveRun:
         before, tried = self.engine.sites_of_jobs([*map(job_identity, list_members(unit.job))])
         if not unit.anywhere:
             return unit.sites[unit.sites.index(before) if before in unit.sites else 0 :]
-        names = able_sites(unit, self.checked.planners, self.engine).sites
+        names = self.checked.able(unit).sites
         if before in unit.sites:
             return (before, *(name for name in names if name not in {before, *tried}))
         there = self.engine.sites_of({path for at in unit.members for path in at.storable})
@@ -158,8 +158,7 @@ class ActiveRun:
     @property
     def named(self) -> NamedPaths:
         """Return the paths that the workflow's jobs name, also for earlier requests."""
-        if self._jobs != len(self.dag):  # a checkpoint has added jobs
-            self._jobs, self._named.paths = len(self.dag), find_products(self.dag)
+        self._named.paths = find_products(self.dag)
         return self._named
 
     def _named_of(self, request: JobRequest, unit: Unit) -> JobRequest:
@@ -272,8 +271,9 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
             partial(collect_project_files, checked, find_products(dag), logger),
             {*used} - fixed,
         )
-        units = [*everywhere(able_sites(u, planners, engine) for u in checked.units.values())]
-        check_jobs(units, planners, engine)
+        context = replace(checked.context, workspace=engine.workspace)
+        checked = replace(checked, context=context, engine=engine)
+        checked.check_resources(everywhere(map(checked.able, checked.units.values())))
         if uses_provider(workflow):
             _refuse_to_forget(engine)
             catalog_of(workdir).try_again()
@@ -285,8 +285,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
         raise
     if uses_provider(workflow):
         catalog_of(workdir).attach(engine)
-    context = replace(checked.context, workspace=engine.workspace)
-    checked = replace(checked, context=context, units={})  # jobs are looked at again
+    checked = replace(checked, units={})  # jobs are looked at again
     proposals = Proposals(workflow, checked, options.presubmit * len(configs))
     return ActiveRun(engine, checked, states, tracker, dag, logger.info, proposals)
 

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -129,6 +129,7 @@ class RuleContext:
         precommand: command that runs before a job's command (`--precommand`), or None.
         keep_incomplete: whether to download outputs of a failed job (`--keep-incomplete`).
         deployed_here: the methods that Snakemake deploys on this machine and not at sites.
+        lacks: by site, what a full job said that found no fitting Snakemake there.
     """
 
     sites: Mapping[str, LoadedConfig]
@@ -139,6 +140,7 @@ class RuleContext:
     precommand: str | None = None
     keep_incomplete: bool = False
     deployed_here: frozenset[Method] = frozenset()
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_context(

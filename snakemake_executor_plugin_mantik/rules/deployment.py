@@ -10,8 +10,9 @@ import os
 import posixpath
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from snakemake.common import is_local_file, parse_uri
 from snakemake.deployment.conda import CondaEnvDirSpec, CondaEnvFileSpec
 from snakemake.shell import shell
 from snakemake.sourcecache import SourceFile
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from ..common.errors import UserError, did_you_mean
 from ..config.environment import describe_software, image_path
@@ -40,6 +42,7 @@ from ..mlproject.project import Project
 from . import Job
 from .context import Payload, start_words
 from .site_job import ALL_METHODS, METHODS, OPTION, RuleEnvironment, SiteJob, read_own
+from .units import find_products, list_members
 
 
 def wrap_python_env(
@@ -236,11 +239,8 @@ _URL = re.compile(r"[^:]*|[^:]+://.*|(file|docker-archive|oci|oci-archive):.*|.*
 """The name of an image: a path, a URL, or a kind of archive and its path."""
 
 
-def deployment_mistake(at: SiteJob, made: Collection[str]) -> str | None:
-    """Return what is wrong with a job's own environment, as words after "rule NAME", or None.
-
-    `made` holds the paths that the workflow makes: an image may be among them.
-    """
+def deployment_mistake(at: SiteJob) -> str | None:
+    """Return what is wrong with a job's own environment, as words after "rule NAME", or None."""
     own, workdir = at.own, at.context.workdir
     if own.project is not None and (why := _python_env_mistake(own.project, workdir)):
         return why
@@ -249,21 +249,27 @@ def deployment_mistake(at: SiteJob, made: Collection[str]) -> str | None:
             f"has the conda environment {own.conda.path}, a directory on this machine that cannot"
             " be uploaded to a site (use an environment file, or an environment at the site)"
         )
-    if mistake := conda_file_mistake(at.job, made):
+    if mistake := conda_file_mistake(at.job):
         return mistake
     if isinstance(own.conda, CondaEnvFileSpec):
         content = _read(at.job, own.conda.file)
         if content is None:
             return f"has the environment file {own.conda.file}, which cannot be read"
-        try:
-            yaml.safe_load(content)
-        except yaml.YAMLError as error:
-            why = " ".join(str(error).split())
+        if why := _yaml_mistake(content):
             return f"has the environment file {own.conda.file}, which is not valid YAML: {why}"
-    return _container_mistake(own.container or "", workdir, made)
+    return _container_mistake(own.container or "", workdir, at.job)
 
 
-def conda_file_mistake(job: Job, made: Collection[str]) -> str | None:
+@lru_cache(maxsize=1000)  # many jobs have the same environment
+def _yaml_mistake(content: bytes) -> str:
+    try:
+        yaml.safe_load(content)
+    except yaml.YAMLError as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def conda_file_mistake(job: Job) -> str | None:
     """Return that a job's environment file is missing, as words after "rule NAME", or None.
 
     Snakemake reads it for its record of a finished job, even where the environment is not used, and
@@ -273,20 +279,25 @@ def conda_file_mistake(job: Job, made: Collection[str]) -> str | None:
     if not isinstance(spec, CondaEnvFileSpec) or job.rule.workflow.sourcecache.exists(spec.file):
         return None
     path = spec.file.get_path_or_uri(secret_free=True)
-    if os.path.relpath(path) in made:
+    if os.path.relpath(path) in find_products(job.dag):
         return None
     return f"has the environment file {spec.file}, which cannot be read"
 
 
-def _container_mistake(container: str, workdir: Path, made: Collection[str]) -> str | None:
+def _container_mistake(container: str, workdir: Path, job: Job) -> str | None:
     if container and _URL.fullmatch(container) is None:
         likely = did_you_mean(f"docker://{container}")
         return f"cannot run: {container} is neither a file nor a URL{likely}"
     if container and is_local_file(container):
         path = str(parse_uri(container).uri_path)
         local = workdir / path
-        if os.path.normpath(path) not in made and (not os.path.isabs(path) or local.is_dir()):
-            return (mistake := _image_mistake(path, local)) and f"cannot run: {mistake}"
+        mistake = (
+            None if os.path.isabs(path) and not local.is_dir() else _image_mistake(path, local)
+        )
+        if mistake and os.path.normpath(path) not in find_products(
+            job.dag
+        ):  # it may make the image
+            return f"cannot run: {mistake}"
     return None
 
 
@@ -342,7 +353,9 @@ def drop_unrequested(job: Job) -> None:
     `_conda_env`), even unused ones, and fails without conda. It skips the export if a private field
     is set already. There is no public way.
     """
-    for member in job.jobs if job.is_group() else (job,):
+    for member in list_members(job):
+        if DeploymentMethod.CONDA in member.rule.workflow.deployment_settings.deployment_method:
+            return
         environment = member.conda_env
         if environment is not None and environment.is_externally_managed:
             environment._content = environment._content or environment.address.encode()

@@ -8,12 +8,12 @@ fails.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from snakemake import __version__
 from snakemake.exceptions import RuleException, format_exception_to_string
@@ -21,14 +21,23 @@ from snakemake.io import is_callable, is_flagged
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
-from ..common.errors import MistakeCollector, UserError, did_you_mean, printable, shorten_list
+from ..common.errors import (
+    ConfigError,
+    Mistake,
+    MistakeCollector,
+    UserError,
+    did_you_mean,
+    printable,
+    shorten_list,
+)
 from ..common.state_directory import replace_file
-from ..config.environment import ENVIRONMENT_RESOURCE
+from ..config.exclude import Exclude
 from ..jobs.paths import OURS
 from ..jobs.resources import foreign_resource, suggest_resource
 from ..mlproject.project import folder_mistake
 from ..storage.paths import find_dataset
 from .context import refuse_rules
+from .deployment import conda_file_mistake, deployment_mistake, launcher_mistake
 from .kinds.groups import Unit, group_obstacle
 from .kinds.shell_command import format_resources, placeholder_in_group
 from .make_request import SECRET_FILES, make_payload, secret_mistake
@@ -38,6 +47,8 @@ from .paths.storage import is_unstaged, jobs_use_storage, local_mistake, stored_
 from .paths.workflow_code import is_source_file
 from .site_job import SiteJob
 
+_Find: TypeAlias = Callable[[Unit, SiteJob], str | None]
+
 
 @dataclass(frozen=True)
 class Check:
@@ -46,25 +57,44 @@ class Check:
     Attributes:
         what, do: what is wrong with rules of which a job has this mistake, and what to do.
         find: returns the mistake of a member of a unit as words that follow "rule NAME", or None.
+        here: the same for a job that runs on this machine.
+        lines: whether the message has a line for each rule.
     """
 
     what: str
     do: str
-    find: Callable[[Unit, SiteJob], str | None]
+    find: _Find
+    here: _Find = lambda _, __: None
+    lines: bool = False
 
     def refuse(self, units: Iterable[Unit], found: MistakeCollector | None = None) -> set[str]:
         """Refuse mistaken units, or collect that in `found`; return the mistaken rules."""
-        looked = ((at, self.find(unit, at)) for unit in units for at in unit.members)
-        mistakes = {at.rule.name: mistake for at, mistake in looked if mistake is not None}
+        mistakes: dict[str, str] = {}
+        for unit in units:
+            find = self.here if unit.job.is_local else self.find
+            mistakes |= {at.rule.name: why for at in unit.members if (why := find(unit, at))}
         with found.check() if found is not None else nullcontext():
-            refuse_rules(mistakes, self.what, self.do)
+            if self.lines:
+                refuse_lines(self.what, (f"rule {r}: {mistakes[r]}" for r in mistakes), self.do)
+            else:
+                refuse_rules(mistakes, self.what, self.do)
         return set(mistakes)
 
 
+def refuse_lines(what: str, mistakes: Iterable[str], do: str = "") -> None:
+    """Refuse a workflow if there are mistakes, and list several on a line each.
+
+    Raises:
+        UserError: `what` is wrong.
+    """
+    if listed := [mistake.replace("\n", "\n  ") for mistake in mistakes]:
+        between = "\n  " if len(listed) > 1 else " "
+        words = [f"nothing submitted: {what}:", *shorten_list(listed)]
+        raise UserError(between.join(words), do=do)
+
+
 def _obstacle(unit: Unit, at: SiteJob) -> str | None:
-    """Return why a job cannot run at a site, or here if it is local."""
-    if at.job.is_local:
-        return local_mistake(at.job)
+    """Return why a job cannot run at a site."""
     # The first two come first because the others read all values, and the script.
     return (
         placeholder_in_group(unit.job, at.job)
@@ -75,6 +105,18 @@ def _obstacle(unit: Unit, at: SiteJob) -> str | None:
         or _paths(at)
         or group_obstacle(unit, at)
     )
+
+
+def _slip(_: Unit, at: SiteJob) -> str | None:
+    """Return which resources have names that are one slip away from one that sites get.
+
+    The job would run without what the rule requests. Resources that Snakemake itself limits
+    (`--resources`) are the workflow's own.
+    """
+    limits = at.rule.workflow.global_resources
+    meant = {name: suggest_resource(name) for name in at.given if name not in limits}
+    slips = [f"{name}{did_you_mean(likely)}" for name, likely in meant.items() if likely]
+    return f"there is no resource {' or '.join(slips)}" if slips else None
 
 
 def _dataset_mistake(_: Unit, at: SiteJob) -> str | None:
@@ -88,31 +130,79 @@ def _dataset_mistake(_: Unit, at: SiteJob) -> str | None:
     return None
 
 
+def _entry_point_mistake(_: Unit, at: SiteJob) -> str | None:
+    """Return which values of an entry point are wrong, and whether its site gets its project."""
+    if at.entry_point is None:
+        return None
+    mistakes: list[Mistake] = []
+    try:
+        at.entry_point.check(at.job.wildcards)
+    except ConfigError as error:
+        mistakes += error.mistakes
+    folder = str(at.entry_point.project.relative_folder())
+    if folder != "." and Exclude(at.config.exclude).matches(folder, is_dir=True):
+        what = f"leaves out {folder}, which the entry point is in"
+        mistakes.append(Mistake(str(at.context.sites[at.site].path), "Exclude", what))
+    return f"cannot run its entry point: {'; '.join(map(str, mistakes))}" if mistakes else None
+
+
+def _missing_snakemake(_: Unit, at: SiteJob) -> str | None:
+    """Return that an earlier full job found no fitting Snakemake at the site."""
+    if not at.full or at.environment or not (said := at.context.lacks.get(at.site)):
+        return None  # the records are about `Environment`
+    return f"cannot run at {at.site}, where the last such job reported: {said}"
+
+
 OBSTACLES: Final = Check(
     "not every rule can run at a site yet",
     "Correct these rules, or name them in localrules: to run them here",
     _obstacle,
+    here=lambda _, at: local_mistake(at.job),
 )
-DATASETS: Final = Check(
-    "datasets are not where they are read",
-    "Name the site of the rule (resources: mantik_site) in storage.mantik, or the dataset's site in"
-    " the rule",
-    _dataset_mistake,
+CHECKS: Final = (
+    Check(
+        "sites would not get these resources",
+        "Rename them. One that the workflow limits itself needs a limit, as in --resources"
+        " NAME=100",
+        _slip,
+        lines=True,
+    ),
+    Check(
+        "datasets are not where they are read",
+        "Name the site of the rule (resources: mantik_site) in storage.mantik, or the dataset's"
+        " site in the rule",
+        _dataset_mistake,
+    ),
+    Check(
+        "the environments of some rules are not available",
+        "Correct these rules",
+        lambda _, at: deployment_mistake(at) or launcher_mistake(at),
+        here=lambda _, at: conda_file_mistake(at.job),
+    ),
+    Check(*SECRET_FILES, lambda _, at: secret_mistake(at)),
+    Check(
+        "the entry points of some rules cannot run",
+        "Correct their values, or the config",
+        _entry_point_mistake,
+    ),
+    Check(
+        "not every site has the Snakemake that rules need there",
+        "If you have installed it since, run smk-mantik bootstrap SITE to check again",
+        _missing_snakemake,
+    ),
 )
-SECRETS: Final = Check(*SECRET_FILES, lambda _, at: secret_mistake(at))
-CHECKS: Final = (OBSTACLES, DATASETS, SECRETS)
-"""What each job is asked before it is submitted."""
+"""What each job is asked before it is submitted, once it has a site and no obstacle."""
 
 
-def find_mistakes(here: Iterable[SiteJob], units: Iterable[Unit], linemaps: Any) -> dict[str, str]:
+def find_mistakes(units: Iterable[Unit], linemaps: Any) -> dict[str, str]:
     """Render the command of one job of each rule, and return the errors by rule.
 
-    `units` run at sites. Jobs that run `here` are checked too, because they also end a run.
-    Snakemake's `linemaps` map its generated code to lines of Snakefiles.
+    Jobs that run on this machine are checked, too, because they also end a run. Snakemake's
+    `linemaps` map its generated code to lines of Snakefiles.
     """
     found: dict[str, str] = {}
     seen: set[str] = set()
-    for at in chain(here, *(unit.members for unit in units)):
+    for at in chain.from_iterable(unit.members for unit in units):
         name = at.rule.name
         if name in seen or not is_determined(at):
             continue
@@ -137,13 +227,8 @@ def describe_error(error: Exception, linemaps: Any) -> str:
 
 def refuse_mistakes(found: Mapping[str, str]) -> None:
     """Refuse the workflow if `find_mistakes` has found any mistake."""
-    if found:
-        listed = shorten_list(found[name] for name in sorted(found))
-        mistakes = "\n".join(listed).replace("\n", "\n  ")
-        raise UserError(
-            f"nothing submitted: the commands of these rules cannot be made:\n  {mistakes}",
-            do="Correct these rules",
-        )
+    what = "the commands of these rules cannot be made"
+    refuse_lines(what, (found[name] for name in sorted(found)), "Correct these rules")
 
 
 def is_determined(at: SiteJob) -> bool:
@@ -239,36 +324,15 @@ def _paths(at: SiteJob) -> str | None:
     return None
 
 
-def refuse_slips(jobs: Iterable[SiteJob], limits: Collection[str]) -> None:
-    """Refuse resources whose names are one slip away from one that sites get.
-
-    The job would run without what the rule requests. Resources in `limits`, which Snakemake itself
-    limits (`--resources`), are the workflow's own.
-    """
-    found: dict[str, None] = {}
-    for at in jobs:
-        for name in at.given:
-            if name not in limits and (likely := suggest_resource(name)):
-                slip = f"rule {at.rule.name}: there is no resource {name}{did_you_mean(likely)}"
-                found[slip] = None
-    if found:
-        raise UserError(
-            "\n  ".join(
-                ["nothing submitted: sites would not get these resources:", *shorten_list(found)]
-            ),
-            do="Rename them. One that the workflow limits itself needs a limit, as in --resources"
-            " NAME=100",
-        )
-
-
-def foreign_resources(jobs: Iterable[SiteJob], limits: Collection[str]) -> str:
+def foreign_resources(jobs: Iterable[SiteJob]) -> str:
     """Return a line about resources that sites do not get, though their names say that they should.
 
     Many workflows have them for other systems (`mem_gb`), or beside the one that is meant. Empty if
-    there are none, apart from `limits`.
+    there are none, apart from those that Snakemake itself limits.
     """
     rules: dict[tuple[str, str], dict[str, None]] = {}
     for at in jobs:
+        limits = at.rule.workflow.global_resources
         for name in at.given:
             meant = foreign_resource(name)
             if meant and meant not in at.given and name not in limits:
@@ -300,28 +364,14 @@ class MissingSnakemake:
         except (OSError, ValueError):
             self._known = {}  # the next full job will report the lack again
 
-    def refuse(self, jobs: Iterable[SiteJob]) -> None:
-        """Refuse full jobs at sites where an earlier one found no fitting Snakemake."""
-        rules: dict[str, dict[str, None]] = {}
-        for at in jobs:
-            # The records are about `Environment`.
-            if at.full and ENVIRONMENT_RESOURCE not in at.known and self._lack(at.site):
-                rules.setdefault(at.site, {})[at.rule.name] = None
-        if rules:
-            listed = (
-                f"{'rule' if len(names) == 1 else 'rules'} {', '.join(names)} cannot run at {site},"
-                f" where the last such job reported: {self._lack(site)}"
-                for site, names in rules.items()
-            )
-            raise UserError(
-                f"nothing submitted: {'; '.join(listed)}",
-                do="If you have installed it since, run smk-mantik bootstrap SITE to check again",
-            )
-
-    def _lack(self, site: str) -> str:
-        known = self._known.get(site, {})
-        same = known.get("environment") == self._environments[site]
-        return known.get("said", "") if same else ""
+    @property
+    def said(self) -> dict[str, str]:
+        """The messages that still count, by site."""
+        return {
+            site: self._known[site]["said"]
+            for site, environment in self._environments.items()
+            if self._known.get(site, {}).get("environment") == environment
+        }
 
     def note(self, site: str, log: Path) -> None:
         """Record the message of a failed job if it found no fitting Snakemake."""

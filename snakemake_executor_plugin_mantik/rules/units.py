@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 from snakemake.common.tbdstring import TBDString
@@ -13,6 +14,7 @@ from ..common.errors import UserError
 from ..journal import job_name
 from ..mlproject.entry import read_call
 from ..mlproject.project import find_bound_entry_point
+from ..storage.paths import storable_path
 from ..tracking.run import TrackedMember, TrackedRun, flatten_config
 from . import Job
 from .paths.job_paths import plain_params
@@ -27,6 +29,25 @@ def list_units(dag: Any) -> list[Job]:
         if not unit.is_local:
             found[unit] = None
     return list(found)
+
+
+def find_products(dag: Any) -> frozenset[str]:
+    """Return the paths that jobs read and make, logs and benchmark files among them.
+
+    They are not uploaded as project files: each job uploads its own inputs.
+    """
+    return _products_of(dag, len(dag))
+
+
+@lru_cache(maxsize=1)
+def _products_of(dag: Any, _: int) -> frozenset[str]:
+    """Return the paths anew if a checkpoint has added jobs."""
+    return frozenset(
+        storable_path(path) or os.path.relpath(path)
+        for job in dag.jobs
+        for path in (*job.input, *job.output, *job.log, job.benchmark)
+        if path is not None
+    )
 
 
 def list_members(job: Job) -> list[Job]:

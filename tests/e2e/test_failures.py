@@ -180,3 +180,48 @@ MISSES = """
         output: "far.txt"
         shell: "cp ../outside.csv {output}"
 """
+
+
+def test_a_job_that_a_checkpoint_adds_is_asked_what_the_others_were(project: Project) -> None:
+    """Each would wait in the queue before its mistake shows."""
+    wrong = {
+        "slip": ('resources: slurm_partitoin="x"', "there is no resource slurm_partitoin (did you"),
+        "launcher": (
+            'container: "docker://x"\nresources: mpi="srun"\nshell: "{resources.mpi} x > {output}"',
+            "rule launcher starts srun in an image, which does not contain it",
+        ),
+        "parsed": ('conda: "bad.yaml"', "bad.yaml, which is not valid YAML"),
+        "beyond": ("resources: runtime=43200", "30 days requested; queue batch allows at most"),
+        "entered": (
+            'params: **mlproject.load("churn").entry_point("main")\nshell: "touch {output}"',
+            "rule entered cannot run its entry point: ",
+        ),
+    }
+    rules = one_rule_each(**{rule: text for rule, (text, _) in wrong.items()})
+    project.write("bad.yaml", "dependencies: [\n")
+    project.write("churn/MLproject", "entry_points: {main: {command: echo}}\n")
+    project.config.write_text(f"{project.place.config}\nExclude: [churn/]\n")
+    project.write(
+        "Snakefile",
+        f"""
+from snakemake_executor_plugin_mantik import mlproject
+
+rule late:
+    input: lambda _: [checkpoints.split.get(), {list(wrong)!r}][1]
+
+checkpoint split:
+    output: "split.txt"
+    shell: "touch {{output}}"
+
+{rules}
+""",
+    )
+
+    methods = ("--mantik-software-deployment", "conda", "apptainer")
+    said = project.run("late", "--keep-going", *methods).failed()
+
+    tells(said, *(words for _, words in wrong.values()))
+    assert {record.rule for record in project.attempts} == {"split"}
+    wrong.pop("beyond")  # its site's limits are not known yet when the others are refused
+    said = project.run(*wrong, *methods).failed()
+    tells(said, *(words for _, words in wrong.values()), "Nothing submitted")

@@ -272,6 +272,18 @@ rule out:
 """
 
 
+LATE = """\
+checkpoint split:
+    output: "split.txt"
+    shell: "touch {output}"
+
+rule late:
+    input: lambda _: [checkpoints.split.get().output[0], "out.txt"][1]
+    output: "late.txt"
+    shell: "touch {output}"
+"""
+
+
 def test_no_snakemake_at_the_site(project: Project) -> None:
     bare = project.place.config.split("Environment:")[0]
     project.write("Snakefile", SIMPLE)
@@ -287,6 +299,10 @@ def test_no_snakemake_at_the_site(project: Project) -> None:
         second.output, "nothing submitted", "rule out cannot run at hpc1", "has none", "bootstrap"
     )
     assert len(without.attempts) == sent
+    # Nor is it submitted if only a checkpoint adds it.
+    project.write("Snakefile", f"{SIMPLE}\n{LATE}")
+    tells(without.run("late.txt").failed(), "rule out cannot run at hpc1", "has none", "bootstrap")
+    assert [each.rule for each in without.attempts[sent:]] == ["split"]
     # Another environment is another question.
     Project(project.directory, project.place, dict(UNTRACKED)).run().ok()
     missing_snakemake = json.loads(project.read(".snakemake/mantik/lacks.json"))

@@ -3,6 +3,7 @@
 import gzip
 import io
 import lzma
+import subprocess
 import tarfile
 import tracemalloc
 import uuid
@@ -286,6 +287,21 @@ def test_only_new_files_that_are_no_outputs_are_listed(trial: Trial) -> None:
 def test_a_failed_command_lists_nothing(trial: Trial) -> None:
     ended = trial.run(trial.spec("echo x > new; exit 3"))
     assert ended.sure.new == ()
+
+
+@pytest.mark.parametrize(("others", "lasts", "found"), [(60_000, 0, set()), (3_500, 3, {"new"})])
+def test_a_short_job_does_not_look_at_what_very_many_have_made(
+    trial: Trial, others: int, lasts: int, found: set[str]
+) -> None:
+    """The longer a job ran, the more names it looks at."""
+    (trial.workspace / "res").mkdir()
+    subprocess.run(
+        f"seq {others} | xargs touch", shell=True, cwd=trial.workspace / "res", check=True
+    )
+    spec = trial.spec(
+        f"sleep {lasts}; echo x > res/out; echo x > new", outputs=(OutputFile("res/out"),)
+    )
+    assert {entry.path for entry in trial.run(spec).sure.new} == found
 
 
 def test_very_many_are_not_all_listed(trial: Trial) -> None:

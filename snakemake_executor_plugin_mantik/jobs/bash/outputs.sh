@@ -162,8 +162,9 @@ _m_make_archive() {
 # ---- undeclared files ----------------------------------------------------------------------------
 # Lists files that are new since the command began and are no outputs of the job: in the directories
 # of its outputs, and in the first levels of the working directory. Another job that runs at the same
-# time may have made some of them. Takes a few seconds at most, and leaves out hidden files and those
-# of __pycache__.
+# time may have made some of them. Leaves out hidden files and those of __pycache__. Takes a few seconds
+# at most, and looks at no more names than are few beside the time that the job ran: else the last of
+# many short jobs in one directory would look at what all of them have made.
 
 # Sets _m_since to the moment at which the command began, as find takes it. It is slightly too early,
 # since clocks of file systems tick: the command may have made a file in the same tick.
@@ -174,23 +175,29 @@ _m_set_since() {
   esac
 }
 
-# Starts find with the arguments; `_m_next` reads the next field of what it prints, for 3 s in all.
+# Starts find with the arguments, which print a dot for each name and NUL before what they find.
+# `_m_found` waits for the next find, and `_m_next` reads a field of it, for 3 s in all.
 _m_search() {
   exec {_m_fields}< <(printf '%s\0' "$BASHPID"; exec find "$@" 2> /dev/null)
-  _m_until=$(( SECONDS + 3 ))
+  _m_until=$(( SECONDS + 3 )) _m_names=$(( 5000 + 1000 * (${_m_ended%.*} - ${_m_started%.*}) ))
   IFS= read -r -d '' -u "$_m_fields" _m_finder
 }
 
-_m_next() { (( SECONDS <= _m_until )) && IFS= read -r -t 3 -d '' -u "$_m_fields" "$1"; }
+_m_next() { (( SECONDS <= _m_until )) && IFS= read -r -t 3 "${@:2}" -d '' -u "$_m_fields" "$1"; }
+
+_m_found() {
+  local dots=
+  _m_next dots -n "$_m_names" && (( (_m_names -= ${#dots}) > 0 ))
+}
 
 _m_end_search() {
-  (( SECONDS <= _m_until )) || kill "$_m_finder" 2> /dev/null
+  (( SECONDS <= _m_until && _m_names > 0 )) || kill "$_m_finder" 2> /dev/null
   exec {_m_fields}<&-
 }
 
 _m_find_undeclared() {
   local n=0
-  local i path size time mode _m_since _m_fields _m_finder _m_until
+  local i path size time mode _m_since _m_fields _m_finder _m_until _m_names
   local -a folders=(.)
   local -A _m_places=() near=([.]=yes)
   : > "$_m_work/marker/new" || return
@@ -208,15 +215,15 @@ _m_find_undeclared() {
   for path in "${folders[@]}"; do _m_is_placed "$path" || near[$path]=yes; done
   # A new file changes its directory, of which archives may set back the time of modification.
   _m_search "${folders[@]}" -maxdepth 3 -mindepth 1 '(' -name '.*' -o -name __pycache__ ')' -prune \
-    -o -type d -newerct "@$_m_since" -print0
-  while (( ${#near[@]} < 500 )) && _m_next path; do
+    -o -printf . -type d -newerct "@$_m_since" -printf '\0%p\0'
+  while (( ${#near[@]} < 500 )) && _m_found && _m_next path; do
     [ -n "${near[$path]+yes}" ] || _m_is_placed "$path" || near[$path]=yes
   done
   _m_end_search
-  (( ${#near[@]} )) || return 0
-  _m_search "${!near[@]}" -mindepth 1 -maxdepth 1 ! -name '.*' -type f -newerct "@$_m_since" \
-    -printf '%s\0%T@\0%m\0%p\0'
-  while _m_next size && _m_next time && _m_next mode && _m_next path; do
+  (( ${#near[@]} && _m_names > 0 )) || return 0
+  _m_search "${!near[@]}" -mindepth 1 -maxdepth 1 ! -name '.*' -type f -printf . \
+    -newerct "@$_m_since" -printf '\0%s\0%T@\0%m\0%p\0'
+  while _m_found && _m_next size && _m_next time && _m_next mode && _m_next path; do
     ! _m_is_placed "$path" || continue
     (( n++ < 500 )) || break
     printf '%s\0' "$size" "$time" "$mode" "${path#./}" >&7 || { : > "$_m_work/marker/new"; break; }

@@ -464,6 +464,8 @@ class Engine:
     async def _job(self, request: JobRequest) -> None:
         try:
             runner = await self._site(request.site)
+            # The first job at a site was checked before that was open.
+            self.facts_fit(request.site, request.resources, request.threads, request.environment)
             outcome = await runner.run(request)
         except MantikError as error:
             outcome = Outcome(request.number, "", False, f"{error}\n", reason=Reason.REJECTED)

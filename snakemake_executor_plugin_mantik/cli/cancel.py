@@ -15,6 +15,7 @@ from ..engine.cancel import CANCEL_WAIT_S
 from ..engine.clear import Clearer, WorkspacePart
 from ..jobs.paths import display_path
 from ..journal import AttemptRecord, AttemptState, Journal, RemoteOutput, read_history
+from ..staging.transfers import OutputStaging
 from ..storage.copies import is_here
 from ..views.workflow import is_meant, list_names
 from .shared import NOT_DONE, Sites, Workdir, Yes, confirm, say
@@ -245,6 +246,7 @@ async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
     for record in _needed(journal, name):
         journal.segments.forget_checkpoint(record.id)
         if not record.state.final:
+            OutputStaging(there.workdir, record.id, record.basis.get("makes", ())).clear()
             journal.abandoned(record.id, "failed: its outputs were removed by smk-mantik clean")
     alone = {output.path for output in _only_there(there, name)}
     stored = journal.files.all_stored(there.runners[name].place.id)

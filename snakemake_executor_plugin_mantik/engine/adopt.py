@@ -70,7 +70,7 @@ _RESOURCES = {
 """Fields of `jobs.spec.Resources` that have other names in messages."""
 _WORD = re.compile(r"[^\s'\"`=:;|&<>(){}$,]+")
 _MOST_TOLD = 5
-_MOST_NOTED = 100
+_MOST_NOTED = 1000
 """Most outputs of an attempt that its basis names."""
 
 

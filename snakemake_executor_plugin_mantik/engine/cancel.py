@@ -14,6 +14,7 @@ from ..jobs.paths import MAX_PATH_DEPTH
 from ..jobs.reasons import Reason
 from ..journal import UNTIMED, AttemptRecord, AttemptState, Times
 from ..sites.base import Phase, Site, is_rest_safe
+from ..staging.transfers import OutputStaging
 from .attempt import Attempt, used_of
 from .evidence import Evidence, find_markers, read_owner, revoke_attempt
 from .fetch import log_path
@@ -131,6 +132,8 @@ class Canceller(Worker):
         `why` is a line for its outcome, `words` one for the observer if that differs. The site may
         forget its jobs `ids`. Nothing waits for the site after `deadline`, by the loop's clock.
         """
+        if end is not End.SUCCEEDED:  # nobody goes on with what a killed run has downloaded in part
+            OutputStaging(self._workdir, record.id, record.basis.get("makes", ())).clear()
         then = decide(end, reason)
         if Do.SECRETS in then.todo:
             with suppress(TimeoutError):

@@ -27,7 +27,6 @@ from ..jobs.spec import OutputFile, Predecessor, Resources
 from ..journal import Asked, AttemptRecord, AttemptState, FileRecord
 from ..sites.base import Submission
 from ..staging.local import LocalFile
-from ..staging.transfers import OutputStaging
 from .adopt import (
     encode_basis,
     kept_message,
@@ -147,8 +146,6 @@ class Dispatcher(Worker):
         await self._give_up(unwanted)
         # They are in this workspace, even if their site's name means another one now.
         await self._canceller.give_up(left)
-        for record in gone:
-            self.unfetch(request, record)
         if adopted is not None:
             if message := kept_message(adopted, self.requested_resources(request)):
                 self._notify(message)
@@ -170,10 +167,6 @@ class Dispatcher(Worker):
         below = tuple(f"{path}/" for path in paths)
         here = {f.record for f in files if not f.directory and f"{f.path}/".startswith(below)}
         return bool(here) and _contents(here) == _contents(there)
-
-    def unfetch(self, request: JobRequest, record: AttemptRecord) -> None:
-        """Remove the temporary files of outputs that a killed run had begun to download."""
-        OutputStaging(self._workdir, record.id, [o.path for o in request.outputs]).clear()
 
     def _new_attempt(
         self,

@@ -62,7 +62,6 @@ class Do(Enum):
     - WITHDRAW: end the attempts that need its outputs.
     - DOUBT: ask the site whether this controller still leads before the next submission.
     - ASSURE: ask so before anything is reported.
-    - UNFETCH: remove what was downloaded in part.
     """
 
     SECRETS = "remove secrets"
@@ -71,7 +70,6 @@ class Do(Enum):
     WITHDRAW = "end those behind it"
     DOUBT = "doubt the lead"
     ASSURE = "assure the lead"
-    UNFETCH = "remove partial downloads"
 
 
 @dataclass(frozen=True)
@@ -98,12 +96,12 @@ def _row(
     return Decision(state, outcome, how, frozenset(todo), successor)
 
 
-_LOST: Final = (Do.SECRETS, Do.CLOSE, Do.WITHDRAW, Do.UNFETCH)
+_LOST: Final = (Do.SECRETS, Do.CLOSE, Do.WITHDRAW)
 _ENDED, _ABANDONED = AttemptState.ENDED, AttemptState.ABANDONED
 _TABLE: Final = {
     End.SUCCEEDED: _row(_ENDED, "succeeded", "finished", Do.FREE),
-    End.KEPT: _row(_ENDED, "succeeded", "finished", Do.ASSURE, Do.UNFETCH),
-    End.FAILED: _row(_ENDED, "failed: {}", "failed", Do.SECRETS, Do.WITHDRAW, Do.UNFETCH),
+    End.KEPT: _row(_ENDED, "succeeded", "finished", Do.ASSURE),
+    End.FAILED: _row(_ENDED, "failed: {}", "failed", Do.SECRETS, Do.WITHDRAW),
     End.GOES_ON: _row(
         _ENDED, f"{WENT_ON} ({{}})", "killed", Do.SECRETS, Do.CLOSE, successor="next segment"
     ),

@@ -271,8 +271,6 @@ class SiteRunner:
             self.place.lead.doubt()
         if Do.ASSURE in todo:  # another controller may have changed its outputs
             await self._assure()
-        if Do.UNFETCH in todo:
-            self._dispatcher.unfetch(request, record)
 
     async def _assure(self) -> None:
         """Check with the site that this controller still leads, however recent the last listing.

@@ -200,10 +200,11 @@ class OutputStaging:
         declared = dict.fromkeys(outputs)
         # Files in an output directory are moved together with it.
         outer = [p for p in declared if not any(str(up) in declared for up in PurePath(p).parents)]
-        # Numbered, since a suffix to a long name would make it too long.
+        names = {path: hashlib.sha256(os.fsencode(path)).hexdigest()[:12] for path in outer}
+        # A suffix to a long name would make it too long.
         self._roots = {
-            path: str(local_path(path, workdir).with_name(f".{attempt_id[:8]}-{number}{SUFFIX}"))
-            for number, path in enumerate(outer)
+            path: str(local_path(path, workdir).with_name(f".{attempt_id[:8]}-{name}{SUFFIX}"))
+            for path, name in names.items()
         }
 
     def place(self, entry: OutputEntry) -> Path:

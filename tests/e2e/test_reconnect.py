@@ -1,5 +1,6 @@
 """Without Snakemake: what a run that was killed left at the sites is seen, cancelled, removed."""
 
+import shutil
 from contextlib import closing
 
 import pytest
@@ -130,6 +131,43 @@ def test_clean(firecrest: Project) -> None:
     assert "needed" not in cleaned
     assert list(firecrest.workspace.iterdir()) == []
     assert firecrest.read("out/a.txt") == "a\n"
+
+
+def test_a_download_that_was_killed_leaves_nothing(project: Project, faulty: Sandbox) -> None:
+    rule = """
+        rule {}:
+            output: "out/small.txt", "out/big.bin"
+            shell: "echo {} > {{output[0]}}; head -c 9000000 /dev/urandom > {{output[1]}}"
+    """
+
+    def parts() -> set[int]:
+        found = project.directory.rglob("*.mantik-part")
+        return {path.stat().st_size for path in found}
+
+    def kill_in_download(name: str) -> None:
+        project.write("Snakefile", rule.format(name, name))
+        faulty.faults.add(Fault("cut", "GET", "big", bytes=1_000_000))
+        faulty.faults.add(Fault("refuse", "GET", "big", count=None))
+        run = project.start("--nolock")
+        until(lambda: max(parts(), default=0) >= 500_000, "a part")
+        run.kill()
+        faulty.faults.clear()
+
+    kill_in_download("one")
+    shutil.rmtree(project.directory / ".snakemake")  # and its journal
+    kill_in_download("one")
+    project.write("Snakefile", rule.format("one", "another"))
+    project.run("--nolock").ok()
+    assert project.read("out/small.txt") == "another\n"
+    assert not parts(), "a job was given up whose command has changed"
+
+    kill_in_download("two")
+    project.write("Snakefile", rule.format("three", "three"))
+    project.run("--nolock").ok()
+    assert parts(), "the outputs of the rule that was renamed may still be fetched"
+    smk_mantik(project, "clean", "--yes", "--force").ok()
+    assert not parts()
+    assert project.read("out/small.txt") == "three\n"
 
 
 def test_sites_that_do_not_answer(project: Project, faulty: Sandbox) -> None:

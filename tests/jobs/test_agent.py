@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import tarfile
@@ -105,6 +106,11 @@ def test_jobs_run_side_by_side_as_far_as_cpus_reach(pool: Allocations) -> None:
     assert pool.done() == dict(zip(tags, ("0", "0", "3"), strict=True))
     left = {path.name.split(".")[0] for path in pool.directory.iterdir()}
     assert left == {"done", "used"}
+
+
+def taken(pool: Allocations, tag: str) -> str:
+    """The file of a job that an agent has taken."""
+    return next((path.name for path in pool.directory.glob(f"run.*.{tag}")), "")
 
 
 def used(pool: Allocations) -> list[tuple[int, int]]:
@@ -325,6 +331,31 @@ def test_a_cancelled_job_ends(pool: Allocations) -> None:
     assert pool.done() == {running: "stop"}
     assert not (pool.workspace / "no").exists()
     assert not list(pool.directory.glob("stop.*"))
+
+
+@pytest.mark.parametrize("allocated", [replace(POOL, idle_s=4), TWO_NODES])
+def test_an_agent_goes_on_in_a_directory_that_was_made_anew(
+    pool: Allocations, allocated: Pool
+) -> None:
+    """As after a purge: its jobs can be cancelled, show how they end, and others follow them."""
+    script = "touch begun-{0}; until [ -e {0} ]; do sleep 0.05; done; exit {0}"
+    cancelled, failed = pool.send(script.format(1), script.format(2))
+    agent = pool.start(allocated, "A")
+    wait_for(lambda: len(list(pool.workspace.glob("begun-*"))) == 2)
+    shutil.rmtree(pool.directory)
+    (pool.workspace / "2").touch()
+    pool.directory.mkdir()
+    [follows] = pool.send("touch began; exit 4")
+
+    assert {allocation_of(wait_for(lambda: taken(pool, cancelled)))} == {"A"}
+    wait_for(lambda: list(pool.directory.glob("pool.A")))
+    (pool.directory / f"stop.{cancelled}").touch()
+
+    assert agent.wait(60) == 0
+    done = pool.done()
+    assert done.pop(failed, "2") == "2", "it may have ended without a directory to say so in"
+    assert done == {cancelled: "stop", follows: "4"}
+    assert not list(pool.directory.glob("[!du]*")), "also the allocation's file is removed"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -291,6 +291,17 @@ _p_start() {
   set +m
 }
 
+# Goes on in the pool's directory where that was removed and made anew, as after a purge, and shows there
+# what it runs. A file that is there, such as the script of a job that runs, is left alone.
+_p_enter_again() {
+  local n
+  cd -- "$_p_directory" || return
+  set -C
+  : > "pool.${_p_alloc%+*}"
+  for n in "${!_p_pids[@]}"; do : > "run.$_p_alloc.${_p_jobs[n]}"; done
+  set +C
+} 2> /dev/null
+
 _p_on_signal() {
   local n
   _p_over=yes
@@ -331,6 +342,7 @@ _p_main() {
     _p_reap
     if (( _p_now != _p_scanned )); then  # a parallel file system is to have little of this
       _p_scanned=$_p_now
+      [ . -ef "$_p_directory" ] || _p_enter_again
       (( _p_now % 10 )) || _p_show_used
       (( _p_now % 60 )) || { find . -maxdepth 1 -name 'marks.*' -mmin +10 -delete; _p_tidy; }
       _p_read_stops
@@ -379,6 +391,7 @@ _p_run() {
     for n in "${!pids[@]}"; do
       ! kill -0 "${pids[n]}" 2> /dev/null || continue
       unset "pids[n]"
+      cd -- "$_p_directory" 2> /dev/null || :  # it may have been made anew
       for file in run."$_p_alloc+$n".*; do mv -T -- "$file" "done.pool.${file##*.}"; done
     done
   done

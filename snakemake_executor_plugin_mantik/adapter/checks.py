@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snakemake.io import is_flagged
-
 from ..common.errors import ConfigError, MistakeCollector, UserError
 from ..config.environment_keys import EnvironmentConfig
 from ..config.model import BackendConfig, PoolConfig
@@ -34,7 +32,7 @@ from ..rules.units import list_units, tracking_request
 from ..sites.base import Entry
 from ..sites.credentials import find_account
 from ..storage.catalog import UNKNOWN, Catalog, catalog_of
-from ..storage.paths import find_dataset, storable_path, uses_provider, workspace_path
+from ..storage.paths import find_dataset
 from .job_files import refuse_future_inputs
 
 STATE_DIRECTORY = "mantik"
@@ -301,9 +299,6 @@ def _check_as_a_whole(found: MistakeCollector, workflow: Any, dag: Any) -> None:
         storage.check_shared(workflow.storage_settings)
     with found.check():
         check_deployed_here(workflow, dag)
-    if uses_provider(workflow):
-        with found.check():
-            _check_names(dag.jobs)
     with found.check():
         refuse_future_inputs(dag.needrun_jobs())
 
@@ -354,26 +349,6 @@ def _beyond_max_jobs(
         yield (
             f"--jobs {wanted}: at most {named} are submitted at once (Site: MaxJobs in the backend"
             " config); the others wait on this machine. Raise MaxJobs if the site allows more."
-        )
-
-
-def _check_names(jobs: Iterable[Any]) -> None:
-    """Check that no file is named both with and without `storage.mantik`.
-
-    Snakemake would take it for two files.
-    """
-    named: dict[str, None] = {}
-    plain: set[str] = set()
-    for job in jobs:
-        for path in [*job.input, *job.output]:
-            if (stored := storable_path(path)) is not None:
-                named[stored] = None
-            elif not path.is_storage and not is_flagged(path, "local"):
-                plain.add(workspace_path(str(path)))
-    if both := [path for path in named if path in plain]:
-        raise UserError(
-            f"a file is named with and without storage.mantik: {', '.join(both)}",
-            do="Name it with storage.mantik in all rules, or in none",
         )
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -35,7 +36,7 @@ from ..config.exclude import Exclude
 from ..jobs.paths import OURS
 from ..jobs.resources import foreign_resource, suggest_resource
 from ..mlproject.project import folder_mistake
-from ..storage.paths import find_dataset
+from ..storage.paths import find_dataset, storable_path, uses_provider, workspace_path
 from .context import refuse_rules
 from .deployment import conda_file_mistake, deployment_mistake, launcher_mistake
 from .kinds.groups import Unit, group_obstacle
@@ -119,6 +120,28 @@ def _slip(_: Unit, at: SiteJob) -> str | None:
     return f"there is no resource {' or '.join(slips)}" if slips else None
 
 
+def _two_names(_: Unit, at: SiteJob) -> str | None:
+    """Return which files Snakemake would take for two: others name them in the other way."""
+    if not uses_provider(at.rule.workflow):
+        return None
+    twice = _named_twice(at.job.dag, len(at.job.dag))
+    own = (storable_path(p) or workspace_path(str(p)) for p in (*at.job.input, *at.job.output))
+    both = ", ".join(path for path in dict.fromkeys(own) if path in twice)
+    return f"a file is named with and without storage.mantik: {both}" if both else None
+
+
+@lru_cache(maxsize=1)
+def _named_twice(dag: Any, _: int) -> set[str]:
+    """Return the files that jobs name with and without `storage.mantik`; anew with more jobs."""
+    stored, plain = set(), set()
+    for path in (path for job in dag.jobs for path in (*job.input, *job.output)):
+        if (there := storable_path(path)) is not None:
+            stored.add(there)
+        elif not path.is_storage and not is_flagged(path, "local"):
+            plain.add(workspace_path(str(path)))
+    return stored & plain
+
+
 def _dataset_mistake(_: Unit, at: SiteJob) -> str | None:
     sites = at.context.sites
     for dataset in filter(None, map(find_dataset, at.job.input)):
@@ -165,6 +188,13 @@ CHECKS: Final = (
         "Rename them. One that the workflow limits itself needs a limit, as in --resources"
         " NAME=100",
         _slip,
+        lines=True,
+    ),
+    Check(
+        "Snakemake would take a file for two",
+        "Name it with storage.mantik in all rules, or in none",
+        _two_names,
+        here=_two_names,
         lines=True,
     ),
     Check(

@@ -215,6 +215,38 @@ def test_mistakes_are_found_before_anything_is_submitted(project: Project, kind:
     assert not project.workspace.exists()
 
 
+def test_a_checkpoint_adds_a_job_that_names_a_file_in_another_way(project: Project) -> None:
+    project.extra |= UNTRACKED
+    project.write("x", "here\n")
+    project.write(
+        "Snakefile",
+        """
+        rule late:
+            input: lambda _: [checkpoints.split.get(), "z"][1]
+
+        checkpoint split:
+            input: storage.mantik("x")
+            output: "split.txt"
+            shell: "touch {output}"
+
+        rule z:
+            input: "x"
+            output: "z"
+            shell: "cp {input} {output}"
+
+        rule x:
+            output: storage.mantik("x")
+            shell: "touch {output}"
+        """,
+    )
+
+    tells(
+        project.run("late").failed(), "rule z: a file is named with and without storage.mantik: x"
+    )
+
+    assert {record.rule for record in project.attempts} == {"split"}
+
+
 def test_a_run_on_this_machine_alone(project: Project) -> None:
     project.extra |= UNTRACKED
     made = 'rule a:\n    output: storage.mantik("x")\n    shell: "touch {output}"\n'

@@ -219,15 +219,34 @@ class PlaceSpare:
         self._writing = asyncio.Lock()
         self._noted = -1
         self._written: bytes | None = None
+        self._clock = asyncio.get_running_loop().time
+        self._numbered = self._clock()  # a run that opens the place takes a number
+
+    @property
+    def _pause_s(self) -> float:
+        # A long one is written so seldom that it costs the site little.
+        return max(_PAUSE_S, len(self._written or b"") / _BYTES_PER_S)
 
     async def keep(self) -> None:
         """Write it again and again, and notice if another controller leads, until cancelled."""
         while True:
-            # A long one is written so seldom that it costs the site little.
-            await asyncio.sleep(max(_PAUSE_S, len(self._written or b"") / _BYTES_PER_S))
+            await asyncio.sleep(self._pause_s)
             with suppress(SiteError, PlaceTaken):
                 await self._assure()
                 await self.write()
+
+    async def renew(self) -> None:
+        """Write it before a submission, unless it, or the lease, got its number a short time ago.
+
+        A copy of the journal from before that, put back later, shows by its number that it does not
+        know the job.
+
+        Raises:
+            SiteError, PlaceTaken: see `write`.
+        """
+        async with self._writing:
+            if self._clock() - self._numbered > self._pause_s:
+                await self._write(self._journal.spare_of(self._place) or b"\n")
 
     async def write(self) -> None:
         """Write it if the journal has noted something since.
@@ -239,20 +258,23 @@ class PlaceSpare:
         async with self._writing:
             if self._noted == self._journal.noted:
                 return
-            await self._assure()
             noted, content = self._journal.noted, self._journal.spare_of(self._place)
-            if content == self._written:  # what was noted is about another place
-                self._noted = noted
-                return
-            names = await self._retry.found(lambda: self._site.list(PLACE), at_once=True)
-            before = [name for name in names if number_of_spare(name)]
-            if content:
-                number = max([self._journal.number(self._place), *map(number_of_spare, names)]) + 1
-                self._journal.take_number(self._place, number)
-                await self._site.put(spare_path(number), content)
-            for name in before:
-                await self._site.remove(f"{PLACE}/{name}")
-            self._noted, self._written = noted, content
+            if content != self._written:  # else what was noted is about another place
+                await self._write(content)
+            self._noted = noted
+
+    async def _write(self, content: bytes) -> None:
+        await self._assure()
+        names = await self._retry.found(lambda: self._site.list(PLACE), at_once=True)
+        before = [name for name in names if number_of_spare(name)]
+        if content:
+            number = max([self._journal.number(self._place), *map(number_of_spare, names)]) + 1
+            self._journal.take_number(self._place, number)
+            await self._site.put(spare_path(number), content)
+            self._numbered = self._clock()
+        for name in before:
+            await self._site.remove(f"{PLACE}/{name}")
+        self._written = content
 
 
 def _message(where: str, records: list[AttemptRecord]) -> str:

@@ -394,10 +394,12 @@ class Dispatcher(Worker):
             asked = _asked(resources, cores)
             self._journal.submitting(record.id, resources.queue or "", resources.runtime_s, asked)
 
+        async def submit() -> str:
+            await self._retry.found(self._place.spare.renew)
+            return await self._site.submit(submission, begin)
+
         try:
-            site_job = await self._retry(
-                lambda: self._site.submit(submission, begin), repeat=_NOT_DONE
-            )
+            site_job = await self._retry(submit, repeat=_NOT_DONE)
         except SiteUnreachable as error:
             self._retry.failed(error)
             return None

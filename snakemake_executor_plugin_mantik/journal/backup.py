@@ -3,9 +3,8 @@
 One line of JSON per fact, append-only; a damaged line loses one fact and no other. A fact holds the
 rows of one subject; the last one counts, and one without rows says that nothing is left to know. It
 holds what no site can report: the workflow's name, the paths of its workspaces, the attempts that
-    may
-be there, and the remote outputs. The progress of attempts is queried from the sites again. The file
-is rewritten at each start, so that it holds little more than open attempts and remote outputs.
+may be there, and the remote outputs. The progress of attempts is queried from the sites again. The
+file is rewritten at each start, so that it holds little more than open attempts and remote outputs.
 """
 
 import json

@@ -207,6 +207,8 @@ class Journal(Database):
                 " AND state = 'submitting'",
                 (place,),
             )
+        for fact in self._facts():  # if this journal is lost in turn, its spare knows as much
+            self._note(*fact)
         now = {path: self.files.stored(path) for path in paths}
         self.learned |= {path for path in paths if now[path] not in (None, before[path])}
         return lost_facts_message(damaged).strip()

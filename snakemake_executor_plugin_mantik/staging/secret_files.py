@@ -3,8 +3,7 @@
 A site's administrators and every process of the user there can read the files of a job. So a file
 from which a credential was read is never uploaded, nor is a copy of it. Files that look like a
 secret are only uploaded if `Site: Include` names them. As project files they are left out; a rule
-    or a
-command that names them, or a directory with them, is refused.
+or a command that names them, or a directory with them, is refused.
 """
 
 import errno

@@ -352,7 +352,7 @@ def test_a_job_runs_again_only_when_one_behind_its_former_attempt_has_ended(play
     assert submitted[2][1] == []
 
 
-def test_a_job_that_was_submitted_ahead_is_watched_although_no_slot_is_free(play: Player) -> None:
+def test_a_presubmitted_job_is_watched_although_no_slot_is_free(play: Player) -> None:
     """The others hold all slots for a long time: `MaxJobs` is 4."""
     jobs = [request(0), behind(1, request(0))]
     long = [request(number) for number in range(2, 6)]

@@ -88,7 +88,7 @@ def test_what_ended_keeps_its_outcome(journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_attempt_ends_once_in_the_log(journal: Journal, kept: bool) -> None:
+def test_an_attempt_ends_once_in_the_log(journal: Journal, kept: bool) -> None:
     """When its results are here; if they are given up later, it has ended all the same."""
     record = new_attempt(journal)
     end = {"how": "finished", "successor": ""}
@@ -528,7 +528,7 @@ def test_history_of_a_journal_that_is_just_being_made(tmp_path: Path) -> None:
         assert read_history(tmp_path) == []
 
 
-def test_cost_of_a_attempt_does_not_grow(journal: Journal) -> None:
+def test_cost_of_an_attempt_does_not_grow(journal: Journal) -> None:
     steps = []
     for _ in range(3):
         count = [0]
@@ -634,6 +634,17 @@ def test_a_damaged_line_of_a_spare_is_left_out_and_told(data: st.DataObject, own
             assert not [record for record in records if [*record.makers, *record.log_files]]
             assert journal.sites().keys() <= {"hpc1"}
             journal.submitting(new_attempt(journal).id, "batch")
+
+
+def test_a_journal_that_is_lost_twice_knows_what_its_place_told_it(tmp_path: Path) -> None:
+    _, of_place = spares()
+    with closing(Journal(tmp_path)) as journal:
+        assert not journal.catch_up("p", of_place)
+        known = {record.id for record in journal.all_open_attempts()}
+    assert known
+    (tmp_path / "journal.sqlite").write_bytes(b"")
+    with closing(Journal(tmp_path)) as journal:
+        assert {record.id for record in journal.all_open_attempts()} == known
 
 
 @pytest.mark.parametrize(

@@ -491,12 +491,15 @@ class World:
     def _kill(self, job: _Job, start: _Start, reason: Reason) -> None:
         if start.phase is Phase.ENDED:
             return
+        # What somebody cancels, or what has not started, is not started again.
+        again = (
+            job.fate.requeued and start.phase is Phase.RUNNING and reason is not Reason.CANCELLED
+        )
         self.excuse(job, reason, Reason.UNKNOWN)
         self._end(start, reason, told_after=self.habits.lag)
         if start.agent is not None:
             start.agent.die(job.fate.survives)
             start.agent = None
-            again = job.fate.requeued
             job.fate = replace(job.fate, requeued=False, step=None, killed_after=None)
             if again:
                 start.phase = Phase.WAITING
@@ -506,7 +509,7 @@ class World:
             start.run.ended, start.run.how = self.now, "killed"
             if job.fate.saves and not self._hangs(start):
                 start.run.steps = self._step(job)
-        if job.fate.requeued:
+        if again:
             start.phase = Phase.WAITING
             self.after(120.0, partial(self._start, job, start))
 

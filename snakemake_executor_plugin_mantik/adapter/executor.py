@@ -15,7 +15,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
 from .. import retry
-from ..common.errors import JournalError, MantikError, printable
+from ..common.errors import JournalError, MantikError, of_one_job, printable
 from ..common.state_directory import STATE
 from ..engine.messages import describe_os_error, presubmitted_message
 from ..engine.request import JobNumber, JobRequest, Outcome
@@ -144,7 +144,7 @@ class SiteExecutor(RemoteExecutor):
                 request = self._request(run, job)
             cached = self.workflow.async_run(job_files.fetch_cached(self.workflow, job))
         except MantikError as error:
-            self._refuse(job, str(error))
+            self._refuse(job, of_one_job(error))
         except (RuleException, WorkflowError) as error:
             # For example an unknown name in the command: fails this job only, as it does locally.
             self._refuse(job, format_exception_to_string(error, self.workflow.linemaps))

@@ -168,7 +168,12 @@ _MOST_LISTED: Final = 20
 """Most entries of a list of mistakes."""
 
 _SUBMITTED: Final = re.compile(r"^nothing submitted: | \(nothing submitted\)", re.IGNORECASE)
-"""What each mistake says by itself, and all together say once."""
+"""What each mistake says before a run, and all together say once."""
+
+
+def of_one_job(error: Exception) -> str:
+    """Return an error's text without that nothing was submitted: jobs before it may have been."""
+    return _SUBMITTED.sub("", str(error))
 
 
 class SeveralMistakes(UserError):  # noqa: N818 - reads as what it says
@@ -181,7 +186,7 @@ class SeveralMistakes(UserError):  # noqa: N818 - reads as what it says
     def __str__(self) -> str:
         lines = [f"Nothing submitted: the workflow has {self.what}."]
         for number, error in enumerate(self.errors, 1):
-            text = _SUBMITTED.sub("", str(error))
+            text = of_one_job(error)
             lines.append(f"{number}. {text[:1].upper()}{text[1:]}".replace("\n", "\n   "))
         return printable("\n".join(lines))
 

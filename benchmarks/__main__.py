@@ -180,7 +180,7 @@ def main() -> None:
         console.print({"soak": soak, "load": load}[sys.argv[1]](*map(int, sys.argv[2:])))
         return
     table = Table("sites", "jobs in flight", "requests per job", "listings per cycle",
-                  "CPU per job", "seconds", title="Trivial thin jobs")  # fmt: skip
+                  "CPU per job", "seconds", title="Trivial plain scripts")  # fmt: skip
     for title, names in SITES.items():
         for jobs in IN_FLIGHT:
             with tempfile.TemporaryDirectory() as directory:

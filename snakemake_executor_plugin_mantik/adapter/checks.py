@@ -84,7 +84,7 @@ class CheckedWorkflow:
         options: the executor's settings.
         context: what the requests of all jobs have in common.
         planners: the sites' planners by name.
-        missing_snakemake: remembers which sites have no Snakemake for full jobs.
+        missing_snakemake: remembers which sites have no Snakemake.
         engine: knows the limits of the sites that it has opened; None before the run.
         units: the jobs and groups that will run at a site, by Snakemake's jobs.
         used: the sites that they will run at, as far as their resources can be evaluated.

@@ -249,7 +249,7 @@ class _Look:
             result,
             job=request.name,
             rule=request.rule,
-            full=request.full,
+            nested=request.nested,
             command=request.command,
             inputs=needed,
             sent=self.forecaster.sent(request),

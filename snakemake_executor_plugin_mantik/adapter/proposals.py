@@ -216,8 +216,8 @@ def _reasons(checked: CheckedWorkflow, unit: Unit) -> Iterator[str]:
         yield "is in a workflow whose jobs reach the storage themselves"
     if workflow.dag.get_job_group(job) is not None:
         yield "is in a group"
-    if at.full is not None:
-        yield f"has {at.full} and runs in a Snakemake of its own"
+    if at.nested is not None:
+        yield f"has {at.nested} and runs in a Snakemake of its own"
     if any(is_flagged(path, "update") for path in job.output):
         yield "updates an output"
     if job_files.is_cached(workflow, job):

@@ -84,7 +84,7 @@ class ActiveRun:
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
     left: dict[JobNumber, tuple[str, ...]] = field(default_factory=dict)
     _reported: set[tuple[str, str]] = field(default_factory=set)
-    _full: dict[JobNumber, str] = field(default_factory=dict)
+    _nested: dict[JobNumber, str] = field(default_factory=dict)
     _named: NamedPaths = field(default_factory=NamedPaths)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
@@ -97,14 +97,14 @@ class ActiveRun:
         request = self.checked.request(unit, secrets)
         self.requested.add(request.number)
         for member in unit.members:
-            if member.full is not None:
+            if member.nested is not None:
                 if not request.environment:  # a record is about `Environment`
-                    self._full[request.number] = request.site
+                    self._nested[request.number] = request.site
                 key = member.rule.name, request.site
                 if key not in self._reported:
                     self._reported.add(key)
                     self.notify(
-                        f"Rule {key[0]} has {member.full} and runs in a Snakemake of its own at"
+                        f"Rule {key[0]} has {member.nested} and runs in a Snakemake of its own at"
                         f" {key[1]}."
                     )
         self.measured[request.number] = [
@@ -169,8 +169,8 @@ class ActiveRun:
         return replace(request, subject=subject, named=self.named)
 
     def ended(self, outcome: Outcome) -> None:
-        """Remember from the end of a full job whether its site has a Snakemake."""
-        site = self._full.pop(outcome.number, None)
+        """Remember from the end of such a job whether its site has a Snakemake."""
+        site = self._nested.pop(outcome.number, None)
         if site is not None and outcome.succeeded:
             self.checked.missing_snakemake.forget(site)
         elif site is not None and outcome.log is not None:

@@ -1,4 +1,4 @@
-"""`smk-mantik bootstrap`: install Snakemake in the workspace at a site, for full jobs."""
+"""`smk-mantik bootstrap`: install Snakemake in the workspace at a site, for nested Snakemakes."""
 
 import json
 import shlex
@@ -67,7 +67,7 @@ def bootstrap(
     """
     from snakemake import __version__
 
-    from ..rules.kinds.full_jobs import BOOTSTRAPPED
+    from ..rules.kinds.nested_snakemake import BOOTSTRAPPED
     from ..rules.preflight import MissingSnakemake
 
     known = read_configs([site], Path()) if is_config(site) else {}

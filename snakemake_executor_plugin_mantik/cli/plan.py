@@ -163,7 +163,7 @@ def _cells(jobs: Sequence[Forecast]) -> list[str]:
             f"{times}{humanize_duration(given.runtime_s)}" if given.runtime_s else default,
         ]
     known = job.command is not None
-    runs = "Snakemake" if known and job.full else ""
+    runs = "Snakemake" if known and job.nested else ""
     uploads = _uploads(job.inputs, short=True) if known else ""
     name, number = job.job, ""
     if len(jobs) > 1:

@@ -217,7 +217,7 @@ class Forecast:
         cores: number of cores that it occupies; None if unknown.
         cores_alone: the same of a pool's job, if it were a job of its own.
         segments: how many times it may use its walltime (`mantik_continue`).
-        full: whether it runs a Snakemake at the site.
+        nested: whether it runs a Snakemake at the site.
         command: the shell command; None if it depends on files that are still to be made.
         environment: the environment of the command.
         later: names of resources that depend on files that are still to be made.
@@ -236,7 +236,7 @@ class Forecast:
     cores: int | None = None
     cores_alone: int | None = None
     segments: int = 1
-    full: bool = False
+    nested: bool = False
     command: str | None = None
     environment: str = ""
     inputs: UploadForecast = UploadForecast()

@@ -102,7 +102,7 @@ class JobRequest:
             adopted.
         group: the jobs that it consists of, if it is a group of jobs.
         launches: whether the command starts its tasks itself (MPI).
-        full: whether the command runs a Snakemake at the site.
+        nested: whether the command runs a Snakemake at the site.
         incomplete: whether to download the outputs of a failed job.
         subject: data for an observer; the engine does not use it.
         unmade: the inputs that other jobs are about to make, and the identity of the job that makes
@@ -138,7 +138,7 @@ class JobRequest:
     forced: bool = False
     group: JobGroup | None = None
     launches: bool = False
-    full: bool = False
+    nested: bool = False
     incomplete: bool = False
     subject: object = None
     unmade: Mapping[str, str] = field(default_factory=dict)

@@ -129,7 +129,7 @@ class RuleContext:
         precommand: command that runs before a job's command (`--precommand`), or None.
         keep_incomplete: whether to download outputs of a failed job (`--keep-incomplete`).
         deployed_here: the methods that Snakemake deploys on this machine and not at sites.
-        lacks: by site, what a full job said that found no fitting Snakemake there.
+        lacks: by site, what a nested Snakemake said that found no fitting Snakemake there.
     """
 
     sites: Mapping[str, LoadedConfig]
@@ -191,7 +191,7 @@ class Payload:
         inputs: further files of the workflow's directory.
         own_environment: whether the rule's own environment applies, so that the backend config's
             image is not used.
-        full: whether the command runs a Snakemake at the site, which also writes the benchmark
+        nested: whether the command runs a Snakemake at the site, which also writes the benchmark
             file.
     """
 
@@ -200,7 +200,7 @@ class Payload:
     uploads: tuple[Upload, ...] = ()
     inputs: tuple[str, ...] = ()
     own_environment: bool = False
-    full: bool = False
+    nested: bool = False
 
     def around(
         self, command: str, uploads: tuple[Upload, ...] = (), inputs: tuple[str, ...] = ()

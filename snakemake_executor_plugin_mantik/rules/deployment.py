@@ -310,7 +310,7 @@ def deployment_warnings(jobs: Iterable[SiteJob]) -> Iterator[str]:
         if (key := (everything.project is None, named)) in seen:
             continue
         seen.add(key)
-        used = bool(at.own and not at.full)  # otherwise a Snakemake at the site sets it up
+        used = bool(at.own and not at.nested)  # otherwise a Snakemake at the site sets it up
         if everything.project is not None:
             yield from _of_environment(at, everything.project, used=used)
             continue

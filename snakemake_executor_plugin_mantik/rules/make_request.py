@@ -1,9 +1,9 @@
 """Turn a Snakemake job into a JobRequest, which holds all that the engine needs to know.
 
 Each kind of rule renders its command in a module of its own: `shell_command` for `shell:`,
-`scripts` for `script:` and `notebook:`, `full_jobs` for rules that need a Snakemake at the site.
-Directives that apply to any kind (environment, shadow directory) wrap that text in more text. So
-wrappers compose, and the job script need not know them.
+`scripts` for `script:` and `notebook:`, `nested_snakemake` for rules that need a Snakemake at the
+site. Directives that apply to any kind (environment, shadow directory) wrap that text in more text.
+So wrappers compose, and the job script need not know them.
 
 What must not leave this machine is refused (`staging.secret_files`). Environment variables are
 passed if a workflow requests them: `envvars:` names some, and a Snakefile may set others
@@ -39,7 +39,7 @@ from ..storage.paths import find_dataset, find_storage_link, storable_path
 from . import Job
 from .context import Payload, RuleContext, refuse_rules, start_words
 from .deployment import has_launcher, wrap_deployment
-from .kinds import full_jobs
+from .kinds import nested_snakemake
 from .kinds.shell_command import (
     own_tmpdir,
     shell_command,
@@ -147,13 +147,13 @@ def make_payload(at: SiteJob, iteration: int | None = None) -> Payload:
         UserError: a value in the command is not determined before the job runs, a script's files
             are too large, or a file of the script or of its environment is not available.
     """
-    if at.full is not None:
+    if at.nested is not None:
         # The Snakemake at the site sets up environment and shadow directory itself.
-        text, uploads, inputs = full_jobs.full_job_command(at)
-        payload = Payload(text, uploads=uploads, inputs=inputs, full=True)
+        text, uploads, inputs = nested_snakemake.nested_command(at)
+        payload = Payload(text, uploads=uploads, inputs=inputs, nested=True)
         refuse_secret_code(at, payload)
     else:
-        payload = wrap_deployment(_thin(at, iteration), at)
+        payload = wrap_deployment(_plain(at, iteration), at)
         payload = shadow_payload(payload, at.job, iteration)
     if at.context.precommand:
         # As in Snakemake's own job scripts, a failure of the precommand ends the job.
@@ -167,8 +167,8 @@ def make_payload(at: SiteJob, iteration: int | None = None) -> Payload:
     return replace(payload, command=command, shell="sh", uploads=uploads)  # noqa: S604 - a value
 
 
-def _thin(at: SiteJob, iteration: int | None) -> Payload:
-    """Make the payload of a thin job, without environment and shadow directory."""
+def _plain(at: SiteJob, iteration: int | None) -> Payload:
+    """Make the payload of a plain script, without environment and shadow directory."""
     job, places = at.job, at.paths()
     shell = os.path.basename(shell_executable(job) or "bash")
     if at.script is not None:
@@ -218,7 +218,7 @@ def make_request(at: SiteJob, *, secrets: Mapping[str, str], forced: bool) -> Jo
         payloads = [make_payload(at, None if job.benchmark is None else 0)]
         staged = (p for p in job.input if not (is_unstaged(job, p) or is_source_file(p)))
         inputs = [place for path in staged if (place := places.place(path)) is not None]
-        if job.benchmark is not None and not payloads[0].full:
+        if job.benchmark is not None and not payloads[0].nested:
             payloads += [make_payload(at, i) for i in range(1, job.benchmark_repeats)]
             measured = f"{_MEASUREMENTS}/{job_identity(job)[:32]}"
             file = places.place(job.benchmark) or f"{measured}.tsv"
@@ -253,7 +253,7 @@ def make_request(at: SiteJob, *, secrets: Mapping[str, str], forced: bool) -> Jo
         parameters=stable_paths(job, json.dumps(sorted(map(repr, job.non_derived_params)))),
         forced=forced,
         launches=has_launcher(job),
-        full=payload.full,
+        nested=payload.nested,
         incomplete=at.context.keep_incomplete,
         storable=frozenset(filter(None, map(storable_path, job.input))),
         storage_link=find_storage_link(job),

@@ -42,7 +42,7 @@ from .deployment import conda_file_mistake, deployment_mistake, launcher_mistake
 from .kinds.groups import Unit, group_obstacle
 from .kinds.shell_command import format_resources, placeholder_in_group
 from .make_request import SECRET_FILES, make_payload, secret_mistake
-from .onsite.full_job import LACK
+from .onsite.nested_snakemake import LACK
 from .paths.job_paths import UNKNOWN, command_text, expand_params
 from .paths.storage import is_unstaged, jobs_use_storage, local_mistake, stored_mistake
 from .paths.workflow_code import is_source_file
@@ -102,7 +102,7 @@ def _obstacle(unit: Unit, at: SiteJob) -> str | None:
         or _deployed_here(at)
         or _script(at)
         or (at.entry_point and folder_mistake(at.entry_point.project.relative_folder()))
-        or stored_mistake(at.job, at.full)
+        or stored_mistake(at.job, at.nested)
         or _paths(at)
         or group_obstacle(unit, at)
     )
@@ -170,8 +170,8 @@ def _entry_point_mistake(_: Unit, at: SiteJob) -> str | None:
 
 
 def _missing_snakemake(_: Unit, at: SiteJob) -> str | None:
-    """Return that an earlier full job found no fitting Snakemake at the site."""
-    if not at.full or at.environment or not (said := at.context.lacks.get(at.site)):
+    """Return that an earlier nested Snakemake found no fitting Snakemake at the site."""
+    if not at.nested or at.environment or not (said := at.context.lacks.get(at.site)):
         return None  # the records are about `Environment`
     return f"cannot run at {at.site}, where the last such job reported: {said}"
 
@@ -317,7 +317,7 @@ def _script(at: SiteJob) -> str | None:
 
 def _paths(at: SiteJob) -> str | None:
     """Return why a path of a job cannot be mapped to one at a site, or None."""
-    job, directive = at.job, at.full
+    job, directive = at.job, at.nested
     benchmark = [job.benchmark] if job.benchmark is not None else []
     if jobs_use_storage(job.rule.workflow):
         if any(is_flagged(path, "nodelocal") for path in job.output):
@@ -375,11 +375,11 @@ def foreign_resources(jobs: Iterable[SiteJob]) -> str:
 
 
 class MissingSnakemake:
-    """Records, by site, the message of a full job that found no fitting Snakemake.
+    """Records, by site, the message of a nested Snakemake that found no fitting Snakemake.
 
     The next run refuses early then. A record does not count any more if the backend config's
     environment (image, modules, Python, variables, hooks) or the Snakemake on this machine changes.
-    `smk-mantik bootstrap` removes it, and so does a full job that succeeds.
+    `smk-mantik bootstrap` removes it, and so does a nested Snakemake that succeeds.
     """
 
     def __init__(self, state: Path, environments: Mapping[str, str]) -> None:
@@ -392,7 +392,7 @@ class MissingSnakemake:
         try:
             self._known: dict[str, dict[str, str]] = json.loads(self._path.read_text())
         except (OSError, ValueError):
-            self._known = {}  # the next full job will report the lack again
+            self._known = {}  # the next nested Snakemake will report the lack again
 
     @property
     def said(self) -> dict[str, str]:

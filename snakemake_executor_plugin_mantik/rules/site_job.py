@@ -282,8 +282,8 @@ class SiteJob:
         return find_script_file(self.job)
 
     @cached_property
-    def full(self) -> str | None:
-        """Why it needs a Snakemake at its site, as words after "has"; None for thin jobs."""
+    def nested(self) -> str | None:
+        """Why it needs a Snakemake at its site, as words after "has"; None for plain scripts."""
         if jobs_use_storage(self.rule.workflow):
             return WORDS
         if self.script is not None:
@@ -301,12 +301,12 @@ class SiteJob:
         updated = [p for p in self.job.output if is_flagged(p, "update")]
         places = [place for p in updated if (place := paths.place(p)) is not None]
         asked = parse_continuation(found, places, self.config.resources.segments or 0)
-        if asked is None or self.full is None:
+        if asked is None or self.nested is None:
             return asked
         if found[CONTINUE] is None:
             return None  # the site's default is for those that can
         raise UserError(
-            f"the resource {CONTINUE} is not supported for a rule that has {self.full}",
+            f"the resource {CONTINUE} is not supported for a rule that has {self.nested}",
             do="Use shell:, or a script: that does not import Snakemake",
         )
 

@@ -134,8 +134,8 @@ FILE_BYTES = MIB
 """Size above which files are no project files: larger ones are data, which rules name as inputs."""
 
 _PROFILE = re.compile(r"(workflow/)?profiles/[^/]+/(config|profile)(\.v\d+\+)?\.ya?ml")
-"""Options of the Snakemake on this machine, addresses and passwords among them. The Snakemake of a
-full job reads none."""
+"""Options of the Snakemake on this machine, addresses and passwords among them. A nested
+Snakemake reads none."""
 
 
 @dataclass(frozen=True)

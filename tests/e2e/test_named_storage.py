@@ -167,7 +167,7 @@ MISTAKES = {
         '    shell: "true"\nrule b:\n    output: "y"\n    shell: "true"',
         "rule a runs on this machine and uses hpc1:/p/data, which stays at a site",
     ),
-    "a full job": (
+    "a nested Snakemake": (
         'rule a:\n    output: storage.mantik("x")\n    run: pass',
         "rule a has run: and needs a Snakemake at the site",
     ),

@@ -104,7 +104,7 @@ def test_everything_that_would_be_sent_is_told_and_nothing_is_done(planned: Proj
     jobs = {job["job"]: job for job in made["jobs"]}
     assert list(jobs) == ["a", "x i=0", "x i=1", "b", "c"]
     a = jobs["a"]
-    assert (a["site"], a["full"], a["outputs"]) == ("hpc1", False, ["a.txt"])
+    assert (a["site"], a["nested"], a["outputs"]) == ("hpc1", False, ["a.txt"])
     assert a["command"].endswith("cat data.bin > a.txt")
     expected = {"nodes": 2, "cpus_per_task": 8, "gpus_per_node": 2, "runtime_s": 5400}
     assert expected.items() <= a["resources"].items()

@@ -53,7 +53,7 @@ def test_s3(s3: S3, project: Project) -> None:
 
 @full
 @at_a_real_one
-def test_full_jobs_need_no_credentials(s3: S3, project: Project) -> None:
+def test_nested_snakemakes_need_no_credentials(s3: S3, project: Project) -> None:
     client = s3.client()
     client.create_bucket(Bucket="full")
     client.put_object(Bucket="full", Key="in/a.txt", Body=b"stored\n")

@@ -51,7 +51,7 @@ class Workflow:
 
 
 WORKFLOWS = {
-    "thin": Workflow("""
+    "plain": Workflow("""
         rule:
             input: "in.txt"
             output: "out.txt"
@@ -124,7 +124,7 @@ WORKFLOWS = {
             output: "out.txt"
             shell: "touch began; sleep 600"
     """, cancel),
-    "full": Workflow("""
+    "nested": Workflow("""
         rule:
             output: "out.txt"
             run:
@@ -161,8 +161,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordingSandbox]:
 
 
 MARKS = {
-    "full": pytest.mark.software("Snakemake at a site"),
-    **dict.fromkeys(("thin", "checkpoint", "group"), pytest.mark.nightly),  # as script and chain
+    "nested": pytest.mark.software("Snakemake at a site"),
+    **dict.fromkeys(("plain", "checkpoint", "group"), pytest.mark.nightly),  # as script and chain
 }
 
 
@@ -176,7 +176,7 @@ def test_workflow_leaves_what_was_recorded(
     journals, requests = [], []
     for site, api in _SITES.items():
         box.wire = []
-        place = with_snakemake(place_in(box, site)) if name == "full" else place_in(box, site)
+        place = with_snakemake(place_in(box, site)) if name == "nested" else place_in(box, site)
         project = Project(tmp_path / api / "project", place, dict(UNTRACKED))
         project.write("Snakefile", workflow.snakefile)
         project.write("in.txt")

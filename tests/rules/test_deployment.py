@@ -14,7 +14,7 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
 from snakemake_executor_plugin_mantik.rules.deployment import deployment_files, wrap_deployment
-from snakemake_executor_plugin_mantik.rules.onsite.full_job import one_at_a_time
+from snakemake_executor_plugin_mantik.rules.onsite.nested_snakemake import one_at_a_time
 from snakemake_executor_plugin_mantik.rules.site_job import SiteJob, nested_options, parse_methods
 from tests.support.trial import NASTY, wait_until
 
@@ -116,7 +116,7 @@ def test_an_environment_in_an_image_is_where_snakemake_has_put_it(job: SimpleNam
     assert "_m_create" not in made.command
 
 
-def test_what_a_full_job_takes_along(job: SimpleNamespace) -> None:
+def test_what_a_nested_snakemake_takes_along(job: SimpleNamespace) -> None:
     job.container_img_url = str(job.folder / "e.yaml")
     every = RuleContext({}, job.folder, frozenset(DeploymentMethod))
     project_files, image = deployment_files(SiteJob(job, every))
@@ -125,7 +125,7 @@ def test_what_a_full_job_takes_along(job: SimpleNamespace) -> None:
     assert deployment_files(SiteJob(job, RuleContext({}, job.folder))) == ([], None)
 
 
-def test_full_jobs_make_environments_one_at_a_time(
+def test_nested_snakemakes_make_environments_one_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

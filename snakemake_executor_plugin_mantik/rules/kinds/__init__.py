@@ -1,1 +1,1 @@
-"""Render the command of each kind of rule: shell commands, scripts, groups, and full jobs."""
+"""Render the command of each kind of rule: shell commands, scripts, groups, nested Snakemakes."""

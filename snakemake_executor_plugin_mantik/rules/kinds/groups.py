@@ -1,9 +1,9 @@
 """Turn a group of Snakemake's jobs into one JobRequest. Its members run in one job on one node.
 
 Snakemake groups jobs of rules with `group:`, and jobs connected by `pipe()`, a `service()` or
-`temp(…, group_jobs=True)` files. Each member runs the same command as it would alone; a full job
-runs its own Snakemake. The group requests one site, and what its members need. One program
-(`jobs/group.py`) runs all members.
+`temp(…, group_jobs=True)` files. Each member runs the same command as it would alone; a nested
+Snakemake runs its own Snakemake. The group requests one site, and what its members need. One
+program (`jobs/group.py`) runs all members.
 """
 
 import hashlib
@@ -290,10 +290,10 @@ def group_obstacle(unit: Unit, member: SiteJob) -> str | None:
             "starts MPI in a group, whose members share one node without tasks of their own (take"
             " it out of the group)"
         )
-    if member.job.pipe_group is not None and member.full is not None:
+    if member.job.pipe_group is not None and member.nested is not None:
         return (
-            f"has {member.full} and shares a pipe or service, which the Snakemake that it needs at"
-            " the site does not support (use a file instead)"
+            f"has {member.nested} and shares a pipe or service, which the Snakemake that it needs"
+            " at the site does not support (use a file instead)"
         )
     return None
 
@@ -355,7 +355,7 @@ def make_group_request(unit: Unit, *, secrets: Mapping[str, str], forced: bool) 
         parameters=json.dumps([part.parameters for part in parts]),
         forced=forced,
         launches=False,
-        full=any(part.full for part in parts),
+        nested=any(part.nested for part in parts),
         group=JobGroup(jobs, report),
         storable=frozenset().union(*(part.storable for part in parts)),
         storage_link=next((part.storage_link for part in parts if part.storage_link), ""),

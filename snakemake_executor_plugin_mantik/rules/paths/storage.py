@@ -22,7 +22,7 @@ from .. import Job
 from .job_paths import is_kept_in_storage
 
 WORDS: Final = "files that its job fetches and stores itself (--shared-fs-usage)"
-"""Why a job is a full job, as words that follow "has"."""
+"""Why a job runs a Snakemake at the site, as words that follow "has"."""
 
 _TOGETHER: Final = {
     "input-output": SharedFSUsage.INPUT_OUTPUT,
@@ -88,7 +88,7 @@ def may_stay(job: Job, path: Any) -> bool:
 def stored_mistake(job: Job, directive: str | None) -> str | None:
     """Return why a job cannot run with its files of the storage provider `mantik`, or None.
 
-    The answer follows "rule NAME". `directive` is what makes it a full job, if anything does.
+    The answer follows "rule NAME". `directive` is why it runs a Snakemake, if it does.
     """
     files = [*job.input, *job.output, *job.log]
     stay = files_stay(job.rule.workflow)

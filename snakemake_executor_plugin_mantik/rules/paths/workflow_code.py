@@ -4,7 +4,7 @@ The files are Snakefiles and their includes, config files, scripts and wrappers.
 working directory have the same path in the workspace. Other local files are below `ELSEWHERE`
 under their whole path, so that relative paths between them stay valid. Remote files (for example
 a module on GitHub) are fetched on this machine and go into the source cache of the site's Snakemake
-(`rules/onsite/full_job.py`), so compute nodes need no access to them.
+(`rules/onsite/nested_snakemake.py`), so compute nodes need no access to them.
 """
 
 import os

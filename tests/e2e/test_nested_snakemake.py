@@ -1,4 +1,4 @@
-"""Full jobs, which run in a Snakemake of their own at the site: what a comparison does not show."""
+"""Jobs that run a Snakemake at the site: what a comparison does not show."""
 
 import json
 import subprocess
@@ -413,7 +413,7 @@ def test_module_of_a_repository(project: Project, tmp_path: Path, host: str) -> 
     assert project.read("second.txt") == "OF THE REPOSITORY"
 
 
-def test_cancelling_ends_what_a_full_job_runs(project: Project) -> None:
+def test_cancelling_ends_what_a_nested_snakemake_runs(project: Project) -> None:
     project.write(
         "Snakefile",
         """\

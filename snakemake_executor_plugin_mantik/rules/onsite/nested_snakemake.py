@@ -1,6 +1,6 @@
 """Run one job of a workflow with the Snakemake of a site.
 
-This file reads the order of `rules/kinds/full_jobs.py` (JSON, one line) from standard input, finds
+This file reads the order of `rules/kinds/nested_snakemake.py` (JSON) from standard input, finds
 a Python with a fitting Snakemake, continues there if it is another one, and runs that Snakemake in
 its own process. It supports Python 3.7, because the first Python on a node may be an old one.
 
@@ -82,7 +82,7 @@ def main() -> None:
     os.dup2(null, 0)
     found = {sys.executable: snakemake_version(sys.executable)}
     if fits(found[sys.executable], wanted):
-        run_full_job(order)
+        run_nested(order)
     for name in [*order["pythons"]]:
         python = shutil.which(name)
         if python is None or python in found:
@@ -123,7 +123,7 @@ def _lack(what: str) -> None:
     sys.exit(UNFIT)
 
 
-def run_full_job(order: dict[str, Any]) -> None:
+def run_nested(order: dict[str, Any]) -> None:
     """Run the job with the Snakemake of this Python, and exit with its code."""
     for package in order["packages"]:
         _require(package, order)

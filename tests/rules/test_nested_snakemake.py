@@ -1,4 +1,4 @@
-"""The program that runs a full job at a site: which Snakemake it takes, and what it compares."""
+"""What starts a Snakemake at a site: which one it takes, and what it compares."""
 
 import json
 import os
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.rules.onsite import full_job
+from snakemake_executor_plugin_mantik.rules.onsite import nested_snakemake
 
 
 def test_which_snakemake_fits() -> None:
     found = "9.27.1", "9.27.0", "9.28.3", "9.26.9", "10.0.0", "8.99.0", "", "nonsense"
-    assert [full_job.fits(one, "9.27.1") for one in found] == [True] * 3 + [False] * 5
+    assert [nested_snakemake.fits(one, "9.27.1") for one in found] == [True] * 3 + [False] * 5
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_which_snakemake_fits() -> None:
     ],
 )
 def test_files_are_compared(there: list[str], here: list[str | None], said: str) -> None:
-    told = full_job.differing("input", there, here)
+    told = nested_snakemake.differing("input", there, here)
     assert said in told
     assert bool(told) is bool(said)
 
@@ -61,17 +61,17 @@ def test_an_older_python_is_told_and_another_one_taken(tmp_path: Path) -> None:
 
     def start(**changes: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(bare / "bin" / "python"), full_job.__file__],
+            [str(bare / "bin" / "python"), nested_snakemake.__file__],
             input=json.dumps({**order, **changes}), cwd=tmp_path, text=True, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
     lacking = start(pythons=["no-such-python"])
-    assert lacking.returncode == full_job.UNFIT
-    assert lacking.stdout.startswith(full_job.LACK)
+    assert lacking.returncode == nested_snakemake.UNFIT
+    assert lacking.stdout.startswith(nested_snakemake.LACK)
     assert "has none. Do this." in lacking.stdout
     unknown = start(packages=["no_such_package"])
-    assert unknown.returncode == full_job.UNFIT
+    assert unknown.returncode == nested_snakemake.UNFIT
     assert "has no no_such_package, which the workflow uses. Do this." in unknown.stdout
     ran = start()
     assert ran.returncode == 0, ran.stdout
@@ -96,7 +96,7 @@ def test_cwltool_is_told_an_address_that_it_takes(tmp_path: Path) -> None:
     (tmp_path / "cwltool").chmod(0o700)
 
     ran = subprocess.run(
-        [sys.executable, full_job.__file__],
+        [sys.executable, nested_snakemake.__file__],
         input=json.dumps(order_for("tool", [])), cwd=place, text=True, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},

@@ -1,6 +1,6 @@
-"""Render the command of a full job, which runs a Snakemake at the site.
+"""Render the command of a job that runs a Snakemake at the site.
 
-The command passes a description of the job to `rules/onsite/full_job.py`, which finds a Snakemake
+The command passes a description of the job to `rules/onsite/nested_snakemake.py`, which finds one
 at the site and runs it in its own process. That Snakemake gets the arguments with which Snakemake
 starts its own `run:` jobs (9.27: `snakemake/spawn_jobs.py`, `RemoteExecutor.format_job_exec`),
 without anything specific to this machine. Threads, resources and the attempt are fixed to the
@@ -31,7 +31,7 @@ from ...engine.request import Upload
 from ...jobs.paths import OURS, file_path
 from .. import Job
 from ..deployment import deployment_files
-from ..onsite import full_job
+from ..onsite import nested_snakemake
 from ..paths.storage import jobs_use_storage
 from ..paths.workflow_code import (
     ELSEWHERE,
@@ -76,8 +76,8 @@ def _way_out(site: str) -> str:
     )
 
 
-def full_job_command(at: SiteJob) -> tuple[str, tuple[Upload, ...], tuple[str, ...]]:
-    """Return the command of a full job, the files to upload, and further inputs.
+def nested_command(at: SiteJob) -> tuple[str, tuple[Upload, ...], tuple[str, ...]]:
+    """Return the command of a nested Snakemake, the files to upload, and further inputs.
 
     Raises:
         UserError: something that the job needs is not available on this machine.
@@ -111,12 +111,14 @@ def full_job_command(at: SiteJob) -> tuple[str, tuple[Upload, ...], tuple[str, .
         "beginning": found.place(workflow.workdir_init) if enters_workdir(workflow) else "",
         "arguments": [*nested_options(at.context.deployment), *_arguments(job, found)],
     }
-    program = Path(full_job.__file__).read_bytes()
-    place = file_path(program, "full_job.py")
+    program = Path(nested_snakemake.__file__).read_bytes()
+    place = file_path(program, "nested_snakemake.py")
     text = _COMMAND.format(
         venv=BOOTSTRAPPED,
-        lack=shlex.quote(f"{full_job.LACK} there is no Python at all. {_way_out(at.site)}."),
-        unfit=full_job.UNFIT,
+        lack=shlex.quote(
+            f"{nested_snakemake.LACK} there is no Python at all. {_way_out(at.site)}."
+        ),
+        unfit=nested_snakemake.UNFIT,
         program=place,
         order=json.dumps(order),
     )
@@ -184,7 +186,7 @@ def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
         yield from ("--quiet", "progress", "rules", "host")
     else:
         yield from ("persistence", "input-output", "storage-local-copies")
-    # Apart from the environments and images that the workspace holds for thin jobs.
+    # Apart from the environments and images that the workspace holds for plain scripts.
     yield from ("--conda-prefix", f"{OURS}/snakemake-conda")
     yield from ("--apptainer-prefix", f"{OURS}/snakemake-images")
     if arguments := workflow.deployment_settings.apptainer_args:

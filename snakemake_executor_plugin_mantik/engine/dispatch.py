@@ -140,6 +140,9 @@ class Dispatcher(Worker):
         left = self._journal.left_attempts(request.jobs, self._place.id)
         gone = [*unwanted, *left]
         for record in gone:
+            # The user knows why what this run has presubmitted is not wanted any more.
+            if record.id in self._place.in_use.mine:
+                continue
             if message := why_unwanted(request, record, made_of(record)):
                 self._notify(message)
         await self.end_dependents([record.id for record in unwanted])
@@ -156,8 +159,8 @@ class Dispatcher(Worker):
                 self._retry.note(message)
         before = None if adopted or makers else self._goes_on_from(request, made_of)
         record = adopted or self._new_attempt(request, made_of(), makers, before)
-        for one in (record, *self._journal.segments.waiting_after(record.id)):
-            self._place.in_use.own(one)
+        own = (record, *self._journal.segments.waiting_after(record.id))
+        self._place.in_use.mine.update(one.id for one in own)
         return record
 
     def _is_already_updated(self, request: JobRequest, files: list[LocalFile]) -> bool:
@@ -197,7 +200,7 @@ class Dispatcher(Worker):
             logs=before.log_files, follows=before.id, segment=before.segment + 1,
             segments=before.segments,
         )  # fmt: skip
-        self._place.in_use.own(record)
+        self._place.in_use.mine.add(record.id)
         return record
 
     def _goes_on_from(

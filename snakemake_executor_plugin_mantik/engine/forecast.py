@@ -24,7 +24,7 @@ from .request import JobRequest
 from .stage import Holdings, Staged
 from .upload import may_import
 
-TRY: Final = "00000000-0000-4000-8000-000000000000"
+ATTEMPT: Final = "00000000-0000-4000-8000-000000000000"
 """Placeholder for the UUID of an attempt."""
 
 _ENVIRONMENTS: Final = ("apptainer", "container_engine", "pyxis", "uenv", "python")
@@ -115,7 +115,7 @@ def make_preview(
 
 def _spec(planner: Planner, request: JobRequest, image_size: int | None) -> JobSpec:
     record = AttemptRecord(
-        id=TRY, site=request.site, bucket=0, job=request.job, rule=request.rule, name=request.name,
+        id=ATTEMPT, site=request.site, bucket=0, job=request.job, rule=request.rule, name=request.name,
         fingerprint="", state=AttemptState.PLANNED,
     )  # fmt: skip
     files = planner.environment_files(request.environment, own=request.own_environment)

@@ -56,7 +56,8 @@ class InUse:
         self._ended: dict[str, tuple[float, Collection[str]]] = {}
         self._used: dict[str, float] = {}
         self._sweeping = asyncio.Lock()
-        self._own: set[str] = set()
+        self.mine: set[str] = set()
+        """The attempts of this run, which are no conflicts."""
         self.sending: set[str] = set()
         """The attempts that are on their way to the site."""
         # Of many jobs that find the same conflicts, one resolves them.
@@ -167,10 +168,6 @@ class InUse:
 
     # Ending conflicts
 
-    def own(self, record: AttemptRecord) -> None:
-        """Note that an attempt belongs to this run, so that it is no conflict."""
-        self._own.add(record.id)
-
     async def make_way(self, files: Iterable[LocalFile], makes: Iterable[str]) -> list[str]:
         """End attempts of earlier runs that conflict with a job to be submitted; return messages.
 
@@ -216,7 +213,7 @@ class InUse:
             # A job need not have read a file that nobody knows, in a directory that it reads.
             above = bool(self._ledger.remote_files_at(self._place, [path]))
             while users := await self._settle(self._others(record, path, above=above)):
-                earlier = [user for user in users if user.id not in self._own]
+                earlier = [user for user in users if user.id not in self.mine]
                 await self._give_up(earlier)
                 why = f"since a job of this run changes {display_path(path)}, which it uses"
                 for user in earlier:
@@ -255,7 +252,7 @@ class InUse:
         return self._journal.attempts(
             one.id
             for one in self._ledger.conflicts(self._place, path, sha256)
-            if not one.bundle and one.makes is makes and one.id not in self._own
+            if not one.bundle and one.makes is makes and one.id not in self.mine
         )
 
     async def _keep_from_starting(self, record: AttemptRecord) -> bool:

@@ -269,6 +269,7 @@ def test_a_retry_gets_those_that_wait_for_it_again(pipelines: Project) -> None:
     said = run.end().ok().output
     assert sorted(pipelines.lines()) == sorted([*RAN, "train", "train"]), said
     assert "report: waits for" in said
+    assert "earlier run" not in said, "there was none"
 
 
 def test_a_run_that_leaves_its_jobs_says_how_far_they_go(pipeline: Project) -> None:

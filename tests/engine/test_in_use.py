@@ -155,7 +155,7 @@ def test_who_is_superseded_waits_for_nothing(tmp_path: Path) -> None:
         )
         journal.submitting(user.id, "batch")
         journal.uses.begin(user.id, place.id, ["out"])
-        place.in_use.own(user)
+        place.in_use.mine.add(user.id)
         waiting = asyncio.ensure_future(place.in_use.free(maker, ["out"]))
         await asyncio.sleep(LONG_S)
         assert not waiting.done()

@@ -115,7 +115,8 @@ def make_preview(
 
 def _spec(planner: Planner, request: JobRequest, image_size: int | None) -> JobSpec:
     record = AttemptRecord(
-        id=ATTEMPT, site=request.site, bucket=0, job=request.job, rule=request.rule, name=request.name,
+        id=ATTEMPT, site=request.site, bucket=0, job=request.job, rule=request.rule,
+        name=request.name,
         fingerprint="", state=AttemptState.PLANNED,
     )  # fmt: skip
     files = planner.environment_files(request.environment, own=request.own_environment)

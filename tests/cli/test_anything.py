@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.config.model import (
     ResourcesConfig,
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.forecast import TRY
+from snakemake_executor_plugin_mantik.engine.forecast import ATTEMPT
 from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_below, workspace_root
 from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN
@@ -135,7 +135,7 @@ def seen_by_a_process(folder: Path, variables: dict[str, str]) -> dict[str, str]
     subprocess.run(
         ["bash", "-c", script], env={"PATH": os.environ["PATH"]}, check=True, timeout=600
     )
-    log = folder / WORKSPACE / ".mantik/work/0" / TRY / "log"
+    log = folder / WORKSPACE / ".mantik/work/0" / ATTEMPT / "log"
     return dict(item.decode().partition("=")[::2] for item in log.read_bytes().split(b"\0") if item)
 
 

@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig, ResourcesConfig
 from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
 from snakemake_executor_plugin_mantik.engine.forecast import (
-    TRY,
+    ATTEMPT,
     Preview,
     make_preview,
     plain_request,
@@ -36,7 +36,7 @@ ALWAYS = {
     "--job-name=render", "--partition=q", "--ntasks-per-node=1", "--no-requeue",
     "--output=stdout", "--error=stderr", "-N render", "-q q", "-r n", "-o stdout", "-e stderr",
     "-j oe", "-S /bin/bash",
-    f"--job-name=render-{TRY}", '--output="/WORKSPACE/.mantik/jobs/%j.out"', f"-N render-{TRY}",
+    f"--job-name=render-{ATTEMPT}", '--output="/WORKSPACE/.mantik/jobs/%j.out"', f"-N render-{ATTEMPT}",
     '-o "/WORKSPACE/.mantik/jobs/"',
 }  # fmt: skip
 

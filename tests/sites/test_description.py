@@ -24,7 +24,7 @@ from tests.support.trial import wait_until
 
 GOLDEN = Path(__file__).parent / "golden"
 
-TRY = "0b6c1a9e-0d5d-4f2c-9a54-3f6f3f0d8a11"
+ATTEMPT = "0b6c1a9e-0d5d-4f2c-9a54-3f6f3f0d8a11"
 GPUS = Resources(
     queue="booster",
     runtime_s=5400,
@@ -35,9 +35,9 @@ GPUS = Resources(
     account="training2026",
     qos="high",
 )
-PLAIN = Submission(TRY, "prepare: data=a b,ü\n", "echo 'hi' \"$HOME\" ü\n", Resources())
+PLAIN = Submission(ATTEMPT, "prepare: data=a b,ü\n", "echo 'hi' \"$HOME\" ü\n", Resources())
 FULL = Submission(
-    TRY,
+    ATTEMPT,
     "train_model-7",
     "#!/bin/bash\npython train.py\n",
     GPUS,
@@ -95,7 +95,7 @@ def test_a_job_that_is_told_to_end_may_say_its_last_words(
 def test_the_batch_file_runs_the_jobs_script(scheduler: str | None, tmp_path: Path) -> None:
     """Once: with a scheduler, and where UNICORE itself runs jobs and ignores the batch file."""
     script = "#!/bin/bash\ncat <<'E'\n$HOME `a` \\ it's \"q\"\nE\nexit 3\n"
-    submission = Submission(TRY, "x", script, Resources())
+    submission = Submission(ATTEMPT, "x", script, Resources())
     description = job_description(submission, "slurm")
     (batch,) = (each["Data"] for each in description["Imports"])
     (tmp_path / description["BSS file"]).write_text(batch)
@@ -113,7 +113,7 @@ def test_the_batch_file_runs_the_jobs_script(scheduler: str | None, tmp_path: Pa
 
 @pytest.mark.parametrize("script", ["echo ü\n", "echo a\r\n", f"# {'x' * (1 << 20)}\n"])
 def test_a_script_that_a_batch_file_may_change_is_a_file_of_its_own(script: str) -> None:
-    description = job_description(Submission(TRY, "x", script, Resources()), "slurm")
+    description = job_description(Submission(ATTEMPT, "x", script, Resources()), "slurm")
     data = {each["To"]: each["Data"] for each in description["Imports"]}
     assert data["job.sh"] == script
     assert script not in data["bss.sh"]
@@ -164,7 +164,7 @@ def test_resources_that_the_queue_does_not_know_are_left_out() -> None:
 def test_each_command_of_a_login_hook_runs_if_those_before_it_succeeded(
     commands: tuple[str, ...], ran: str, code: int, tmp_path: Path
 ) -> None:
-    hooked = Submission(TRY, "x", "", Resources(), before_on_login=commands)
+    hooked = Submission(ATTEMPT, "x", "", Resources(), before_on_login=commands)
     description = job_description(hooked, "slurm")
     for each in description["Imports"]:
         (tmp_path / each["To"]).write_text(each["Data"])
@@ -197,7 +197,7 @@ def test_what_a_server_loses_is_sent_raw_or_refused(
     server: str, asked: Resources, lost: int
 ) -> None:
     assert len(lost_resources(asked, server)) == lost
-    submission = Submission(TRY, "x", "", asked)
+    submission = Submission(ATTEMPT, "x", "", asked)
     assert job_description(submission, "slurm", server=server)["Job type"] == "RAW"
     if lost:
         with pytest.raises(UserError, match="loses"):
@@ -208,7 +208,7 @@ def test_what_a_server_loses_is_sent_raw_or_refused(
 
 def test_a_raw_job_for_pbs_brings_its_own_directives() -> None:
     asked = Resources(queue="q", nodes=2, cpus_per_task=8, runtime_s=90000, account="a")
-    description = job_description(Submission(TRY, "train: x", "", asked), "pbs", None)
+    description = job_description(Submission(ATTEMPT, "train: x", "", asked), "pbs", None)
     assert description["Job type"] == "RAW"
     assert description["Imports"][0]["Data"].splitlines()[:11] == [
         "#!/bin/bash",
@@ -228,7 +228,7 @@ def test_a_raw_job_for_pbs_brings_its_own_directives() -> None:
 def test_cpus_are_told_in_ways_that_do_not_contradict() -> None:
     def described(**asked: int) -> dict[str, str]:
         resources = Resources(**asked)  # type: ignore[arg-type]
-        submission = Submission(TRY, "x", "", resources)
+        submission = Submission(ATTEMPT, "x", "", resources)
         return dict(job_description(submission, "none", None).get("Resources", {}))
 
     assert described(cpus_per_task=4) == {"Nodes": "1", "CPUsPerNode": "4"}
@@ -244,7 +244,7 @@ def test_cpus_are_told_in_ways_that_do_not_contradict() -> None:
     [("slurm", "#SBATCH --dependency=afterany:7:12"), ("pbs", "#PBS -W depend=afterany:7:12")],
 )
 def test_a_job_that_starts_after_others(scheduler: Any, line: str) -> None:
-    job = Submission(TRY, "x", "true\n", Resources(), after=("7", "12"))
+    job = Submission(ATTEMPT, "x", "true\n", Resources(), after=("7", "12"))
     assert line in batch_directives(job, scheduler)
     assert "depend" not in "".join(batch_directives(replace(job, after=()), scheduler))
 

@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.config.environment import (
 )
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.forecast import (
-    TRY,
+    ATTEMPT,
     Preview,
     make_preview,
     plain_request,
@@ -56,7 +56,7 @@ def shown(config: BackendConfig) -> Preview:
 def submission(config: BackendConfig, workspace: str) -> Submission:
     """The same job as a run would have it, put together without the preview."""
     spec = JobSpec(
-        paths=AttemptPaths(0, TRY),
+        paths=AttemptPaths(0, ATTEMPT),
         workspace=workspace,
         name="render",
         command=COMMAND,

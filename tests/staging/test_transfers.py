@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import outside_path
 from snakemake_executor_plugin_mantik.staging.transfers import SUFFIX, OutputStaging
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
-TRY = "3f0d7a6c-0000-4000-8000-000000000001"
+ATTEMPT = "3f0d7a6c-0000-4000-8000-000000000001"
 
 
 def file(path: str, mode: int = 0o644) -> OutputEntry:
@@ -25,7 +25,7 @@ def directory(path: str) -> OutputEntry:
 
 
 def settle(workdir: Path, roots: list[str], entries: list[OutputEntry]) -> None:
-    landing = OutputStaging(workdir, TRY, roots)
+    landing = OutputStaging(workdir, ATTEMPT, roots)
     for entry in entries:
         if entry.type != "l":
             landing.write(entry, [b"new"])
@@ -42,7 +42,7 @@ def test_every_name(tmp_path: Path, name: str) -> None:
 
 def test_long_names_with_the_same_beginning_do_not_meet(tmp_path: Path) -> None:
     names = ["x" * 240 + str(n) for n in range(3)]
-    landing = OutputStaging(tmp_path, TRY, names)
+    landing = OutputStaging(tmp_path, ATTEMPT, names)
     assert len({landing.place(file(name)) for name in names}) == 3
 
 
@@ -103,7 +103,7 @@ def test_an_output_itself_is_no_link(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
     entries = [directory("d"), OutputEntry("d/l", "l", 0, 0o777, "", "none", "x")]
-    landing = OutputStaging(tmp_path, TRY, ["d"])
+    landing = OutputStaging(tmp_path, ATTEMPT, ["d"])
     landing.write(entries[0])
     landing.place(entries[1]).symlink_to("x")
     settle(tmp_path, ["d"], entries)
@@ -147,7 +147,7 @@ def test_times_in_a_directory_are_kept_and_outputs_are_new(tmp_path: Path) -> No
 
 
 def test_what_is_on_its_way_is_closed_to_others(tmp_path: Path) -> None:
-    landing = OutputStaging(tmp_path, TRY, ["a", "d"])
+    landing = OutputStaging(tmp_path, ATTEMPT, ["a", "d"])
     landing.write(file("a", 0o600), [b"a"])
     landing.write(directory("d/e"))
     landing.write(file("d/e/f", 0o600), [b"f"])
@@ -170,7 +170,7 @@ def test_directories_of_a_group_stay_its_own(tmp_path: Path) -> None:
 
 def test_nothing_is_placed_before_all_is_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
-    landing = OutputStaging(tmp_path, TRY, ["a"])
+    landing = OutputStaging(tmp_path, ATTEMPT, ["a"])
     landing.write(file("a"), [b"new"])
     assert (tmp_path / "a").read_text() == "old"
     landing.clear()
@@ -179,7 +179,7 @@ def test_nothing_is_placed_before_all_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["b", "a/../../x", "a/../b", "/etc/passwd", ""])
 def test_undeclared_paths(tmp_path: Path, path: str) -> None:
-    landing = OutputStaging(tmp_path, TRY, ["a"])
+    landing = OutputStaging(tmp_path, ATTEMPT, ["a"])
     with pytest.raises(TransferError):
         landing.place(file(path))
 

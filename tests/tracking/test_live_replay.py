@@ -17,10 +17,10 @@ from snakemake_executor_plugin_mantik.tracking.replay import (
     publish_store,
 )
 from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
+    ATTEMPT,
     ENDS,
     OVERLOADED,
     SOURCE,
-    TRY,
     Killed,
     Mortal,
     Replayed,

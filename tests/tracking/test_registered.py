@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Path:
     (old / "MLmodel").write_text("flavors: {}\n")
     client.create_registered_model("digits", {"team": "vision"}, "Reads digits")
     # As the file store at the site writes them.
-    at_site = "file:///at/the/site/.snakemake/mantik/tracking/TRY/mlruns"
+    at_site = "file:///at/the/site/.snakemake/mantik/tracking/ATTEMPT/mlruns"
     for source, model_id in (
         (f"models:/{model.model_id}", model.model_id),
         (f"{at_site}/7/{SOURCE}/artifacts/old%20%C3%BC", None),

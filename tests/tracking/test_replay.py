@@ -28,7 +28,7 @@ from snakemake_executor_plugin_mantik.tracking.replay import publish_store
 from snakemake_executor_plugin_mantik.tracking.store import RunIdentity, store_skeleton
 
 SOURCE = "a" * 32
-TRY = "11111111-2222-4333-8444-555555555555"
+ATTEMPT = "11111111-2222-4333-8444-555555555555"
 
 
 @pytest.fixture
@@ -52,7 +52,9 @@ def store(tmp_path: Path) -> Path:
 def begin(root: Path, experiment: str) -> None:
     """What a job starts with."""
     identity = RunIdentity(SOURCE, "7", experiment)
-    files = store_skeleton("/at/the/site", TRY, identity, name="train C=1", user="me", now=1000.0)
+    files = store_skeleton(
+        "/at/the/site", ATTEMPT, identity, name="train C=1", user="me", now=1000.0
+    )
     JobExtras("", files).lay_out(root)
 
 
@@ -162,7 +164,16 @@ def replay_of(
 ) -> Replay:
     """A publication of the job's store, or of a copy of it."""
     return Replay(
-        client, store, known, say, TRY, told.run_id, told.experiment_id, SOURCE, "7", "train C=1"
+        client,
+        store,
+        known,
+        say,
+        ATTEMPT,
+        told.run_id,
+        told.experiment_id,
+        SOURCE,
+        "7",
+        "train C=1",
     )
 
 

@@ -36,8 +36,8 @@ ALWAYS = {
     "--job-name=render", "--partition=q", "--ntasks-per-node=1", "--no-requeue",
     "--output=stdout", "--error=stderr", "-N render", "-q q", "-r n", "-o stdout", "-e stderr",
     "-j oe", "-S /bin/bash",
-    f"--job-name=render-{ATTEMPT}", '--output="/WORKSPACE/.mantik/jobs/%j.out"', f"-N render-{ATTEMPT}",
-    '-o "/WORKSPACE/.mantik/jobs/"',
+    f"--job-name=render-{ATTEMPT}", '--output="/WORKSPACE/.mantik/jobs/%j.out"',
+    f"-N render-{ATTEMPT}", '-o "/WORKSPACE/.mantik/jobs/"',
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from snakemake_interface_common.logging import get_logger
 
-from ..common.errors import JournalError, JournalLocked, MantikError, SiteError, SiteRejected
+from ..common.errors import JournalError, JournalLocked, MantikError, SiteRejected
 from ..common.humanize import humanize_count
 from ..common.state_directory import STATE
 from ..engine.compare import Sight, by_directory, same_time
@@ -97,10 +97,7 @@ class Catalog:
     def find(self, path: str) -> RemoteOutput | None:
         """Return the remote output at `path`, or that part of one; None if there is none any more.
 
-        What was last known counts if its site does not answer.
-
-        Raises:
-            UserError: there are no credentials, or no backend config, for its place.
+        What was last known counts if its site does not answer, or there are no credentials for it.
         """
         with self._lock:
             at = nearest(path, self._known)
@@ -131,7 +128,7 @@ class Catalog:
         files = [file for files in here.values() for file in files]
         try:
             sight = self.access.look(place, directory, files)
-        except SiteError as error:  # the executor reports it if a job needs the site
+        except MantikError as error:  # the executor reports it if a job needs the site
             self._away.add(place)
             self._notify(
                 f"Outputs at {self.access.name(place)} were not compared with the site: {error}"

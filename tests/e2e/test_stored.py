@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -513,6 +514,20 @@ def test_get_plan_and_clean_know_what_lies_where(one: Project, firecrest_place: 
     tells(smk_mantik(one, "ls").ok().output, "No output stays at a site")
     run(one, "--forcerun", "report")
     assert one.read("report.txt") == REPORT
+
+
+def test_without_credentials_what_lies_there_is_not_compared(one: Project) -> None:
+    run(one)
+    one.place = replace(one.place, environment={})
+    uncompared = "were not compared with the site: site hpc1: no credentials"
+    tells(run(one, "-n"), uncompared, "Nothing to be done")
+    words = ["plan", "--mantik-backend-config", str(one.config), "--forcerun", "score"]
+    tells(smk_mantik(one, *words, *FILES_STAY, "--", "report").ok().output, "5 at the site")
+    said = one.run(*FILES_STAY, "--forcerun", "score").failed()
+    tells(said, uncompared, "Set one of these sets of variables")
+    stored = PIPELINE.replace('"results/set.txt"', 'storage.mantik("results/set.txt")')
+    one.write("Snakefile", stored)
+    tells(one.run("-n").ok().output, uncompared)
 
 
 def test_get_says_why_older_results_keep_it_from_bringing_targets(one: Project) -> None:

@@ -42,7 +42,9 @@ _PARTS = {
 
 _DIRECTORIES = ["", *(f"{UP}/{up}" for up in UPS)]
 """The workspace and those above it."""
-_NOT_FILES = frozenset({PLACE, UP, *(f"{UP}/{up}/{way_down(up)}" for up in UPS)})
+_STORAGE_LINK = ".snakemake/storage/mantik"
+"""By which commands name remote outputs, unless `--local-storage-prefix` is set."""
+_NOT_FILES = frozenset({PLACE, UP, _STORAGE_LINK, *(f"{UP}/{up}/{way_down(up)}" for up in UPS)})
 """What the present controller made, links, and the way from those above to the workspace."""
 
 
@@ -98,6 +100,8 @@ class Clearer:
             below = []
             listings = await asyncio.gather(*map(self._entries, level))
             for directory, entries in zip(level, listings, strict=True):
+                if directory and any(entry.name == OURS for entry in entries):
+                    continue  # a link to the workspace, or a job's shadow directory full of links
                 for entry in entries:
                     path = posixpath.join(directory, entry.name)
                     if path in _NOT_FILES:

@@ -109,6 +109,9 @@ def test_outputs_stay_and_ls_and_get_know_them(pipeline: Project) -> None:
     }
     model = found["results/model.txt"]
     assert (model["site"], model["size"], model["job"]) == (pipeline.place.name, 10, "train")
+    assert (pipeline.workspace / ".snakemake/storage/mantik").is_symlink(), "to the workspace"
+    files = sum(len(f) for at, _, f in os.walk(pipeline.workspace) if "/.mantik" not in at)
+    tells(smk_mantik(pipeline, "clean").output, f"files of the workflow: {files} files,")
 
     said = smk_mantik(pipeline, "get", "--all-targets", "--", *FILES_STAY).ok().output
     tells(said, "Brought 2 outputs")
@@ -132,6 +135,15 @@ def test_outputs_stay_and_ls_and_get_know_them(pipeline: Project) -> None:
         for path in ("results/model.txt", "results/score.txt", "results/set.txt", "results/steps/")
     ]
     assert smk_mantik(pipeline, "ls", "--needed-by").code != 0
+
+    elsewhere = pipeline.workspace.parents[3] / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    (pipeline.workspace / ".snakemake/link").symlink_to(elsewhere)
+    (pipeline.workspace / "link").symlink_to(elsewhere)
+    smk_mantik(pipeline, "clean", "--yes", "--force").ok()
+    assert not any(os.path.lexists(pipeline.workspace / name) for name in (".snakemake", "link"))
+    assert (elsewhere / "kept").exists()
 
 
 TEXTS = """

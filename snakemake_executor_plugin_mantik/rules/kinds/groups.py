@@ -203,6 +203,8 @@ def _ask(group: Unit) -> Asked:
         value = resources.get(name)
         if floor and isinstance(value, int) and any(name not in each for each in of_members):
             resources[name] = max(value, floor)
+    if any("cpus_per_task" in member.known for member in group.members):
+        resources["cpus_per_task"] = found["_cores"]
     if (base.nodes or 1) > 1:
         resources["nodes"] = 1
     return Asked(site, resources, found["_cores"], of_members=of_members)

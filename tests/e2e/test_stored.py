@@ -136,14 +136,13 @@ def test_outputs_stay_and_ls_and_get_know_them(pipeline: Project) -> None:
     ]
     assert smk_mantik(pipeline, "ls", "--needed-by").code != 0
 
-    elsewhere = pipeline.workspace.parents[3] / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "kept").touch()
-    (pipeline.workspace / ".snakemake/link").symlink_to(elsewhere)
-    (pipeline.workspace / "link").symlink_to(elsewhere)
+    kept = pipeline.workspace.parents[3] / "elsewhere/kept"
+    kept.mkdir(parents=True)
+    for link in (links := [pipeline.workspace / ".snakemake/link", pipeline.workspace / "link"]):
+        link.symlink_to(kept.parent)
     smk_mantik(pipeline, "clean", "--yes", "--force").ok()
-    assert not any(os.path.lexists(pipeline.workspace / name) for name in (".snakemake", "link"))
-    assert (elsewhere / "kept").exists()
+    assert kept.exists()
+    assert not any(map(os.path.lexists, links))
 
 
 TEXTS = """

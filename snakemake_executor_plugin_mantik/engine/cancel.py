@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from ..common.humanize import humanize_duration
 from ..jobs.markers import Marker
 from ..jobs.paths import MAX_PATH_DEPTH
 from ..jobs.reasons import Reason
-from ..journal import UNTIMED, AttemptRecord, AttemptState, Times
+from ..journal import UNTIMED, AttemptRecord, AttemptState, Times, turn_of
 from ..sites.base import Phase, Site, is_rest_safe
 from ..staging.transfers import OutputStaging
 from .attempt import Attempt, used_of
@@ -361,8 +362,9 @@ class Canceller(Worker):
         """Return how long a stopped attempt ran: up to its marker, or to its last heartbeat."""
         with suppress(SiteError):
             end.owner = end.owner or await read_owner(self._site, record)
-            attempt = Attempt.of(record)
+            attempt, before = Attempt.of(record), self._journal.attempts(record.before)
             attempt.end = end
+            attempt.turn = turn_of(before) or time.time() if before else None
             return attempt.times(None)
         return UNTIMED
 

@@ -303,10 +303,11 @@ async def _workspace(site: Site, workspace: str, directory: str) -> list[Finding
     )  # the rest is for this check
     found = [Finding("workspace", "ok", f"{there} can be written to")]
     if entry is not None and entry.modified:
-        ahead = entry.modified - middle
+        ahead = round(entry.modified - middle)  # servers tell whole seconds
         off = abs(ahead) > _CLOCK_SLACK_S
-        text = f"the site's file times are {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
-        found.append(Finding("clock", "warning" if off else "ok", text))
+        text = f"the site's file times are {abs(ahead)} s {'ahead' if ahead > 0 else 'behind'}"
+        if abs(ahead) > 1:
+            found.append(Finding("clock", "warning" if off else "ok", text))
     return found
 
 

@@ -106,8 +106,9 @@ class Attempt:
         """Return the times of a job that began and ended at these times at its site.
 
         It waited from its submission, by the clock of the site's server, to its start, by the
-        node's clock. The time to notice and fetch it is no part of that. If the two clocks
-        evidently differ, the waiting time is unknown, and so is when it ended by the clock here.
+        node's clock, but no longer than the clock here allows: the server tells whole seconds, and
+        old ones. The time to notice and fetch it is no part of that. If the two clocks evidently
+        differ, the waiting time is unknown, and so is when it ended by the clock here.
         """
         ran, now = max(0.0, ended - started), time.time()
         if self.sent_at is None:
@@ -115,7 +116,8 @@ class Attempt:
         waited, longest = started - self.sent_at, now - self.submitted_at - ran
         if not -_CLOCKS_DIFFER_S <= waited <= longest + _CLOCKS_DIFFER_S:
             return Times(ran=ran)
-        return Times(max(0.0, waited), ran, min(now, ended + self.submitted_at - self.sent_at))
+        waited = max(0.0, min(waited, longest))
+        return Times(waited, ran, min(now, self.submitted_at + waited + ran))
 
 
 def used_of(marker: Marker | None, times: Times, failed_node: str = "") -> Used:

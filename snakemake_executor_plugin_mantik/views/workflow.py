@@ -361,11 +361,11 @@ def _times(job: JobView, known: Mapping[str, AttemptRecord]) -> dict[str, Any]:
     record, used = job.record, job.used
     submitted, ran = record.submitted, record.ran
     # Since when nothing but the queue keeps it from running; None if not yet.
-    queued = submitted
+    queued, before = submitted, [known[i] for i in record.before if i in known]
+    turn = turn_of(before)
     if submitted is not None and used.behind is not None:
         queued = submitted + used.behind
-    elif submitted is not None and (before := [known[i] for i in record.before if i in known]):
-        turn = turn_of(before)
+    elif submitted is not None and before:
         queued = max(submitted, turn) if turn is not None else None
 
     started = record.started or job.sight.started
@@ -381,6 +381,8 @@ def _times(job: JobView, known: Mapping[str, AttemptRecord]) -> dict[str, Any]:
         ended = measured if used.ended is None else used.ended
 
     started = _earlier(started or None, ended)
+    if started is not None and turn is not None and turn <= (ended or turn):
+        started = max(started, turn)  # clocks tell less exactly that it ran after those before it
     queued = _earlier(queued, started)
     submitted = _earlier(submitted, queued)
     fetched = None

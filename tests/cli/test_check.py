@@ -6,6 +6,7 @@ import struct
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jwt
@@ -26,8 +27,10 @@ from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite, list
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestSystem
 from snakemake_executor_plugin_mantik.sites.unicore import read_budgets, read_condition, read_space
 from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
+from tests.support import virtualtime
 from tests.support.ports import free_port
 from tests.support.sandbox import wait_for
+from tests.support.simulated import Habits, SimulatedSite, World
 from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
 from tests.support.workflows import place_in
 
@@ -171,10 +174,21 @@ def test_a_site_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     assert "batch" in told["queues"]
     assert "runtime up to" in told["queue"]
     assert "reported limits" in told["resources"]
-    assert told["clock"].startswith("the site's file times are ")
     assert "arm64" in told["image"]
     left = [path for path in (sandbox.directory / "hpc1").rglob("check-*") if path.is_file()]
     assert left == []
+
+
+@pytest.mark.parametrize(
+    ("off", "verdicts"), [(-1.2, []), (9.0, ["ok"]), (-90.0, ["warning"])]
+)
+def test_a_second_is_no_difference(
+    off: float, verdicts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_site, "time", SimpleNamespace(time=lambda: 0.0))
+    site = SimulatedSite(World(habits=Habits(clock=off)))
+    found = virtualtime.run(check_site._workspace(site, "/ws", ""))
+    assert [each.verdict for each in found if each.topic == "clock"] == verdicts
 
 
 def test_a_queue_that_is_not_listed_is_a_warning(sandbox: Sandbox, tmp_path: Path) -> None:

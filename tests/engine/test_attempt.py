@@ -53,6 +53,15 @@ def test_a_node_that_is_a_little_behind_did_not_wait(differs: float) -> None:
     assert (times.waited, times.ran) == (0.0, 10.0)
 
 
+def test_a_server_that_tells_an_old_second_makes_no_wait_longer() -> None:
+    now = time.time()
+    marker = Marker(0, started=now - 8, ended=now)
+    times = Attempt(RECORD, [], now - 10, 1, now - 11.5).times(marker)
+    assert times.waited is not None
+    assert times.waited + 8.0 <= time.time() - (now - 10)
+    assert times.ended == pytest.approx(now - 10 + times.waited + 8.0)
+
+
 @pytest.mark.parametrize("differs", [-7 * 3600.0, -120.0, 120.0, 7 * 3600.0])
 def test_a_node_with_another_clock_tells_nothing(differs: float) -> None:
     now = time.time()

@@ -195,6 +195,8 @@ def test_what_is_told_at_the_end() -> None:
     assert views(ENDED, over, now=9000.0) == (329.0, 70.0, 70.0)
     job = overview_jobs((ENDED, over), controlled=True)[-1]
     assert "waited 5 min 29 s for other jobs" in job.title(9000.0)
+    early = replace(over, used=json.dumps({"ended": 439.0, "behind": 328.0}), waited=0.0)
+    assert overview_jobs((ENDED, early), controlled=True)[-1].started == 430.0, "not before it"
 
 
 @pytest.mark.parametrize("turn", [None, 50.0])

@@ -179,9 +179,7 @@ def test_a_site_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     assert left == []
 
 
-@pytest.mark.parametrize(
-    ("off", "verdicts"), [(-1.2, []), (9.0, ["ok"]), (-90.0, ["warning"])]
-)
+@pytest.mark.parametrize(("off", "verdicts"), [(-1.2, []), (9.0, ["ok"]), (-90.0, ["warning"])])
 def test_a_second_is_no_difference(
     off: float, verdicts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

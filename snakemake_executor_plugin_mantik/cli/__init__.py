@@ -67,7 +67,8 @@ def main() -> None:
         check_snakemake_version()  # before commands are imported, most of which need it
         _app(sys.argv[1] if len(sys.argv) > 1 else "")()
     except MantikError as error:
-        typer.echo(f"smk-mantik: {error}", err=True)
+        named = "" if error.where.startswith("smk-mantik ") else "smk-mantik: "
+        typer.echo(f"{named}{error}", err=True)
         sys.exit(WRONG)
     except KeyboardInterrupt:  # before the command starts: imports take a second
         sys.exit(_INTERRUPTED)

@@ -15,7 +15,7 @@ from ..common.errors import UserError, printable
 from ..common.humanize import humanize_count, humanize_duration, humanize_size
 from ..common.state_directory import STATE
 from ..engine.compare import is_same_file
-from ..engine.messages import lost_error
+from ..engine.messages import describe_os_error, lost_error
 from ..jobs.paths import display_path, is_at, local_path
 from ..journal import RemoteOutput, UndeclaredFile, read_stored, read_undeclared
 from ..sites.base import is_rest_safe
@@ -282,7 +282,14 @@ def _bring_one(catalog: Catalog, output: RemoteOutput, target: Path) -> None:
     """Make `target` a copy of an output, with a progress bar if there is a terminal."""
     with make_progress() as progress:
         task = progress.add_task(printable(display_path(output.path)), total=output.size)
-        catalog.bring(output, target, partial(progress.advance, task))
+        try:
+            catalog.bring(output, target, partial(progress.advance, task))
+        except OSError as error:
+            raise UserError(
+                f"the file cannot be written here ({describe_os_error(error)})",
+                where=display_path(output.path),
+                do=f"Check {shared.WRITABLE}, and bring it again",
+            ) from error
         progress.update(task, completed=output.size)
 
 

@@ -371,6 +371,10 @@ def print_table(
     make_console().print(made)
 
 
+WRITABLE: Final = "its permissions and the free disk space"
+"""What to check if something cannot be written."""
+
+
 def write_file(path: Path, text: str) -> None:
     """Write a file whole, or not at all, and make its directory; raise UserError if that fails."""
     try:
@@ -380,7 +384,7 @@ def write_file(path: Path, text: str) -> None:
         raise UserError(
             f"the file cannot be written ({error.strerror})",
             where=str(path),
-            do="Name another file, or free disk space",
+            do=f"Name another file, or check {WRITABLE}",
         ) from error
 
 

@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import IO, Any, Final
 
+from .errors import UserError
+
 _ATTEMPTS: Final = 4
 _PAUSE_S: Final = 0.1
 
@@ -30,7 +32,11 @@ def take_lock(file: IO[Any] | int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Check whether a process holds the lock of a file, which may be missing."""
+    """Check whether a process holds the lock of a file, which may be missing.
+
+    Raises:
+        UserError: the file cannot be opened.
+    """
     try:
         with path.open("rb") as file:
             # Shared: other processes may check at the same time.
@@ -39,4 +45,10 @@ def is_locked(path: Path) -> bool:
         return True
     except FileNotFoundError:
         pass
+    except OSError as error:
+        raise UserError(
+            f"it cannot be seen whether the file is locked ({error.strerror})",
+            where=str(path),
+            do="Check its permissions, and those of the directories above it",
+        ) from error
     return False

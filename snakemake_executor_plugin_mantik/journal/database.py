@@ -230,13 +230,19 @@ class Database(Tables):
         Raises:
             JournalError: another controller holds it, it has another version, it cannot be locked
                 or written, or nothing of its contents can be restored.
-            OSError: the directory cannot be created, or the lock file cannot be opened.
         """
-        make_private(directory, shared=shared)
         self.path = directory / JOURNAL_FILE
         self.remark = ""
         self.learned: set[str] = set()
-        self._locks = _locked(directory)
+        try:
+            make_private(directory, shared=shared)
+            self._locks = _locked(directory)
+        except OSError as error:
+            raise JournalError(
+                f"the journal cannot be written ({error.strerror}: {error.filename})",
+                where=str(directory),
+                do="Check its permissions and the free disk space, and start again",
+            ) from error
         self._seat = Seat.of(home_of(directory))
         known, self._lost_facts = backup.read_backup(directory)
         try:

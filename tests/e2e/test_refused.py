@@ -597,3 +597,16 @@ def test_mistakes_of_all_kinds_are_reported_together(project: Project, tmp_path:
         "outptu",
     )
     assert "environment" not in said, "which ones a config has is unknown while it is invalid"
+
+
+@pytest.mark.parametrize("lock", [False, True])
+def test_a_journal_that_cannot_be_written(project: Project, lock: bool) -> None:
+    project.write("Snakefile", GOOD)
+    if lock:
+        (project.directory / ".snakemake/mantik/lock").mkdir(parents=True)
+    else:
+        project.write(".snakemake/mantik")
+    tells(project.run().failed(), "the journal cannot be written (", "Check its permissions")
+    jobs = smk_mantik(project, "jobs")
+    assert jobs.code == 2
+    tells(jobs.output, "it cannot be seen whether the file is locked (", "Check its permissions")

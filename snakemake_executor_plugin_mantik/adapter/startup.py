@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..common.errors import UserError
-from ..common.humanize import humanize_count, humanize_duration
+from ..common.humanize import humanize_count, humanize_duration, humanize_size
 from ..common.state_directory import read_end
 from ..config.exclude import Exclude, Include
 from ..connections.connect import (
@@ -364,8 +364,8 @@ def collect_project_files(
         logger.warning(f"Project files for {name}: {chosen.withheld}.")
     left_out = f", without {len(chosen.too_large)} too large" if chosen.too_large else ""
     logger.info(
-        f"Uploading {humanize_count(len(chosen.paths), 'project file')}"
-        f" ({max(1, chosen.size >> 10)} KiB) to {name}{left_out}; add patterns to"
-        " Exclude in the backend config to skip some."
+        f"Project files for {name}: {humanize_count(len(chosen.paths), 'file')}"
+        f" ({humanize_size(chosen.size)}){left_out}, uploaded as far as they are not there yet; add"
+        " patterns to Exclude in the backend config to skip some."
     )
     return chosen

@@ -17,6 +17,8 @@ from ..sites.base import JobState
 _TAIL_LINES = 20
 _LAST_LETTERS = 300
 """Most characters of an output's last line in a message of one line."""
+_NOT_STARTED = "mantik: the job was not started: its step "
+"""How the script's last line begins, which follows the one with the cause (`jobs/bash/main.sh`)."""
 _MOST_NAMED = 5
 """Most jobs that a message names."""
 
@@ -150,9 +152,10 @@ def ended_message(
 ) -> str:
     """Return the message that a job has failed: one line with the reason and its output's path.
 
-    `end` is the end of its output, of which the message shows the last line.
+    `end` is the end of its output, of which the message shows the last line with a cause.
     """
-    last = one_line(next(reversed(end.decode(errors="replace").strip().splitlines()), ""))
+    lines = end.decode(errors="replace").strip().splitlines()
+    last = one_line(next((line for line in reversed(lines) if _NOT_STARTED not in line), ""))
     ends = f", which ends with: {last[:_LAST_LETTERS]}" if last else "."
     kept = f" Output in {log}{ends}" if log is not None else ""
     return f"{name}: failed at {site} ({reason.words}). {one_line(words).rstrip('.')}.{kept}"

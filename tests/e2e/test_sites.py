@@ -540,7 +540,7 @@ def test_two_names_of_one_api_share_client_and_workspace(
     # Lease, library, project files and one bundle; UNICORE's workspace's permissions are set once,
     # too.
     assert ledger.uploads()[name] == (4 if name == "hpc2" else 5), ran.output
-    assert ran.output.count("Uploading ") == 1
+    assert ran.output.count("Project files for ") == 1
     assert firecrest.read("b.sum").splitlines()[-2:] == ["of a batch", "of b devel"]
     assert {record.site for record in firecrest.attempts} == {"a", "b"}
     if isinstance(server, FirecrestServer):

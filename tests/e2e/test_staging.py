@@ -171,7 +171,7 @@ def test_sources_that_no_rule_names(both: Project) -> None:
     both.write("old.py", "")
     (both.directory / "huge.dat").write_bytes(bytes(3_000_000))
 
-    tells(both.run().ok().output, "Uploading 4 project files", "without 1 too large")
+    tells(both.run().ok().output, ": 4 files (", ", without 1 too large")
     listed = both.read("out.txt").splitlines()
     assert listed[0] == "first"
     assert {"Snakefile", "old.py", "scripts"} <= set(listed)

@@ -110,9 +110,14 @@ FAILS = one_rule_each(
 
 def test_what_failed_is_told_with_quiet_rules(project: Project) -> None:
     """Snakemake tells nothing of failed jobs then: a line of ours has the reason and the log."""
-    project.write("Snakefile", FAILS)
+    image = (
+        'rule image:\n    output: "i"\n    resources: mantik_environment="gone"\n    shell: ""\n'
+    )
+    project.write("Snakefile", f"{FAILS}\n{image}")
+    gone = "Environments: {gone: {Apptainer: {Path: /no.sif, Type: remote}}}\n"
+    project.config.write_text(project.place.config + gone)
     options = ("--keep-going", "--mantik-software-deployment", "env-modules")
-    said = project.run("--quiet", "rules", *options).failed()
+    said = project.run("all", "image", "--quiet", "rules", *options).failed()
     name = project.place.name
     [code] = [line for line in said.splitlines() if f"code: failed at {name}" in line]
     tells(code, "(exit code). The command ended with exit code 3", "Output in .snakemake/mantik/")
@@ -120,6 +125,8 @@ def test_what_failed_is_told_with_quiet_rules(project: Project) -> None:
     assert "Output in l, which ends with: more is there\n" in said
     [set_up] = [line for line in said.splitlines() if f"set_up: failed at {name}" in line]
     tells(set_up, "(set up). The job failed before its command", "Output in ")
+    [image] = [line for line in said.splitlines() if f"image: failed at {name}" in line]
+    tells(image, "(set up). The job failed", ", which ends with: mantik: image: there is no ")
 
 
 def test_a_command_that_did_not_run_is_not_said_to_have_failed(project: Project) -> None:
@@ -127,6 +134,6 @@ def test_a_command_that_did_not_run_is_not_said_to_have_failed(project: Project)
     options = ("--keep-going", "--mantik-software-deployment", "env-modules")
     said = project.run("--quiet", "progress", *options).failed()
     assert "submitted to" not in said
-    tells(said, "Uploading 1 project file ")
+    tells(said, "Project files for hpc1: 1 file (")
     assert said.count("(command exited with non-zero exit code)") == 2
     tells(said.partition("Error in rule code")[2], "(command exited with non-zero exit code)")

@@ -13,6 +13,7 @@ from ..common.humanize import humanize_count, humanize_size
 from ..connections.connect import ReconnectedSite, open_journal, reach_sites
 from ..engine.cancel import CANCEL_WAIT_S
 from ..engine.clear import Clearer, WorkspacePart
+from ..engine.messages import waiting_message
 from ..jobs.paths import display_path
 from ..journal import AttemptRecord, AttemptState, Journal, RemoteOutput, read_history
 from ..staging.transfers import OutputStaging
@@ -87,6 +88,13 @@ async def _cancel(
         for record in records:
             if record.id not in unconfirmed:
                 say(_ended(record.state, now[record.id]))
+        cancelled = {r.id: r.name for r in records if now[r.id].outcome == "cancelled"}
+        for record in now.values():  # makers come first
+            if record.may_run and (lacking := [*filter(None, map(cancelled.get, record.before))]):
+                cancelled[record.id] = record.name
+                ids = ", ".join(record.site_jobs)
+                waits = waiting_message(record.name, record.site, ids or record.id, lacking)
+                say(f"{waits} It will not run.")
     return left
 
 

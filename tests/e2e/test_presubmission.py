@@ -12,6 +12,7 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.journal import AttemptRecord
 from tests.real.centre import USER, Centre
 from tests.support.clusters import FRAGILE, SlurmCluster
+from tests.support.command import smk_mantik
 from tests.support.places import REAL
 from tests.support.workflows import Project, Running, one_rule_each, tells, tree, until
 
@@ -282,6 +283,20 @@ def test_a_run_that_leaves_its_jobs_says_how_far_they_go(pipeline: Project) -> N
     at_site(pipeline, "report.txt")
     go_on(pipeline)
     assert (sorted(pipeline.lines()), submitted(pipeline)) == (RAN, 7)
+
+
+def test_cancel_names_what_waits_for_a_cancelled_job(pipeline: Project) -> None:
+    hold(pipeline)
+    run = pipeline.start("--mantik-on-interrupt", "detach")
+    all_submitted(pipeline, run, 7)
+    run.interrupt()
+    said = smk_mantik(pipeline, "cancel", "prepare").ok().output
+    found = re.findall(r"^(\S+).*: waits for (.+) at .* It will not run\.$", said, re.M)
+    assert dict(found) == {
+        "train": "prepare",
+        "evaluate": "train n=2",
+        "report": "evaluate n=1, evaluate n=2, train n=1",
+    }
 
 
 LOCAL = one_rule_each(a="", b='input: "a"', c='input: "b"\nlocalrule: True', d='input: "c"')

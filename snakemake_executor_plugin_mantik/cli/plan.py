@@ -184,9 +184,9 @@ def _note(job: Forecast) -> str:
     if job.mistake:
         return "cannot be submitted, see below"
     if job.sent:
-        return "was submitted already: reattached if unchanged"
+        return "submitted already, reattached if unchanged"
     if job.stays and job.elsewhere:
-        return "runs at the site where its inputs stay"
+        return "at the site where the inputs stay"
     unknown = [*job.later, *(["its command"] if job.command is None else [])]
     return f"{', '.join(unknown)}: {_LATER}" if unknown else ""
 

@@ -60,9 +60,9 @@ def parse_reasons(names: str) -> frozenset[Reason]:
     known = {reason.value: reason for reason in FAILURES}
     wrong = [name for name in given if name not in known]
     if wrong or not given:
-        found = f"{', '.join(map(repr, wrong))} is not a reason" if wrong else "no reason is given"
+        named = ", ".join(map(repr, wrong))
         raise UserError(
-            f"{found} for a failed attempt",
+            f"no job fails for the reason {named}" if wrong else "no reason for a failure is given",
             do=f"Use one or more of {', '.join(known)}, separated by commas",
         )
     return frozenset(known[name] for name in given)

@@ -163,7 +163,7 @@ def test_a_mistake_that_follows_from_a_file_is_told_when_the_file_is_there(
         """,
     )
     said = project.run("--retries", "2").failed()
-    tells(said, "'oom' is not a reason", "not tried again")
+    tells(said, "for the reason 'oom'", "not tried again")
     assert [r.rule for r in project.attempts] == ["a"]
 
 

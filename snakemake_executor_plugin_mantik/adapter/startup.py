@@ -35,6 +35,7 @@ from ..rules.deployment import drop_unrequested
 from ..rules.kinds.groups import Unit, evaluate_anew
 from ..rules.paths.job_paths import command_text
 from ..rules.units import (
+    Products,
     find_products,
     is_tracked,
     job_identity,
@@ -185,8 +186,8 @@ class ActiveRun:
         own = (path for m in members for path in (*m.input, *m.output, *m.log, m.benchmark))
         paths = list(map(command_text, filter(None, own)))
         chosen = ProjectFileFilter(
-            self.checked.workdir, Exclude(config.config.exclude), self.named.paths,
-            Include(config.config.site.include),
+            self.checked.workdir, Exclude(config.config.exclude),
+            Products(self.dag.workflow, self.named.paths), Include(config.config.site.include),
         )  # fmt: skip
         end = read_end(outcome.log, _LOG_END_BYTES) if outcome.log is not None else b""
         found = missed_files(
@@ -358,8 +359,9 @@ def collect_project_files(
     config = checked.context.sites[name].config
     brought = list_brought(checked.workdir, read_undeclared(checked.state))
     chosen = ProjectFileFilter(
-        checked.workdir, Exclude(config.exclude), made | brought, Include(config.site.include)
-    ).select(config.site.project_files_limit_bytes)
+        checked.workdir, Exclude(config.exclude), Products(checked.workflow, made | brought),
+        Include(config.site.include),
+    ).select(config.site.project_files_limit_bytes)  # fmt: skip
     if chosen.withheld:
         logger.warning(f"Project files for {name}: {chosen.withheld}.")
     left_out = f", without {len(chosen.too_large)} too large" if chosen.too_large else ""

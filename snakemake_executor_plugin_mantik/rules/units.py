@@ -5,10 +5,12 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal
 
 from snakemake.common.tbdstring import TBDString
+from snakemake.io import IOFile
 
 from ..common.errors import UserError
 from ..journal import job_name
@@ -48,6 +50,18 @@ def _products_of(dag: Any, _: int) -> frozenset[str]:
         for path in (*job.input, *job.output, *job.log, job.benchmark)
         if path is not None
     )
+
+
+@dataclass(frozen=True)
+class Products:
+    """The paths of `jobs`, and of what rules of the workflow made in runs for other targets."""
+
+    workflow: Any
+    jobs: frozenset[str]
+
+    def __contains__(self, path: object) -> bool:
+        workflow = self.workflow
+        return path in self.jobs or workflow.is_rule(workflow.persistence.rule(IOFile(path)))
 
 
 def list_members(job: Job) -> list[Job]:

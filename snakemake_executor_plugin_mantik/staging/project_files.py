@@ -2,10 +2,10 @@
 
 A rule names its inputs, but not the scripts that its command calls, nor their imports. So all small
 files of the working directory are uploaded as project files, once per site and content, except:
-hidden files and directories, files in the backend config's Exclude, files that rules make or read
-(they are uploaded as inputs), virtual environments and caches of Python, `node_modules`, MLflow's
-own files, logs, profiles of Snakemake, files above the size limit, and files that may hold a secret
-(`staging.secret_files`).
+hidden files and directories, files in the backend config's Exclude, files that jobs make or read
+(they are uploaded as inputs) or that rules have made before, virtual environments and caches of
+Python, `node_modules`, MLflow's own files, logs, profiles of Snakemake, files above the size limit,
+and files that may hold a secret (`staging.secret_files`).
 """
 
 import os
@@ -182,8 +182,8 @@ class ProjectFileFilter:
 
         `exclude` and `include` are the backend config's Exclude and `Site: Include`; the latter
         matches files that are uploaded although they may hold a secret. `products` are files and
-        directories that rules of the workflow make or read. A file above `file_limit` bytes is left
-        out.
+        directories that jobs read, or that rules of the workflow make. A file above `file_limit`
+        bytes is left out.
         """
         self._workdir = workdir
         self._exclude = exclude

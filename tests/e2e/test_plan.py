@@ -357,6 +357,18 @@ def test_sources_and_what_is_none_are_listed_with_the_reason(planned: Project) -
     tells(said, *(f"  {path}: {why}" for path, why in left.items()))
 
 
+def test_what_rules_made_for_other_targets_is_no_project_file(project: Project) -> None:
+    """Unless the Snakefile no longer has the rule."""
+    rules = one_rule_each(here="localrule: True", other="", wanted="", gone="")
+    project.write("Snakefile", rules)
+    project.run("here", "other", "gone").ok()
+    project.write("Snakefile", rules.replace("rule gone", "rule new"))
+    words = ("--json", "--project-files", *options(project), "--", "wanted")
+    assert of(plan(project, *words).ok())["project_file_sizes"]["hpc1"].keys() == {
+        "Snakefile", "gone",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("named", ["x", "x i=0", "x0.txt"])
 def test_the_script_of_a_rule_is_shown_although_its_output_exists(
     planned: Project, named: str

@@ -97,6 +97,7 @@ class JobView(Node):
         waits_for: names of the jobs, or the segment of its own, that it waits for at its site.
         awaited_by: names of the jobs that wait for it there.
         asked, used: what it requested and used, as far as it is known.
+        watched: whether a controller would have seen its end, or a look at its site has not.
     """
 
     record: AttemptRecord
@@ -110,6 +111,7 @@ class JobView(Node):
     sight: Sight = field(default_factory=Sight)
     asked: Asked = field(default_factory=Asked)
     used: Used = field(default_factory=Used)
+    watched: bool = True
 
     @property
     def pool(self) -> str:
@@ -141,7 +143,7 @@ class JobView(Node):
 
     def ran(self, now: float) -> float | None:
         """Return the seconds that it has run so far, or did, where known."""
-        running = self.condition is Condition.RUNNING and self.record.ran is None
+        running = self.condition is Condition.RUNNING and self.watched and self.record.ran is None
         return self.running_s(now) if running else self.record.ran
 
     def ran_words(self, now: float) -> str:
@@ -175,8 +177,9 @@ class JobView(Node):
             return f"failed ({Reason(record.reason).words}): {self.cause}"
         if record.outcome:
             return record.outcome
-        if self.condition is Condition.RUNNING and record.runtime:
-            return f"running, at most {humanize_duration(record.runtime)}"
+        if self.condition is Condition.RUNNING:
+            most = f", at most {humanize_duration(record.runtime)}" if record.runtime else ""
+            return f"running{most}" if self.watched else "running when last seen"
         if self.condition is Condition.WAITING:
             return self._waiting()
         over = self.condition in (Condition.OVER, Condition.CANCELLED)
@@ -313,6 +316,7 @@ def overview_jobs(
             sight=sight,
             asked=record.what_asked,
             used=record.what_used,
+            watched=controlled or sight.condition is not None,
         )
         found.append(replace(view, **_times(view, known)))
     return found

@@ -194,6 +194,8 @@ def test_what_the_controller_has_seen_is_shown(tmp_path: Path) -> None:
     assert lines[1].endswith("site-0 1 1 min waiting: Priority (other jobs come first)")
     assert lines[2].endswith("site-1 1 30 s 30 s running, at most 2 h")
     assert lines[3].endswith("site-2 1 running, at most 2 h"), "since when is not known"
+    unwatched = " ".join(shown(tmp_path).splitlines()[2].split())
+    assert unwatched.endswith("site-1 1 30 s running when last seen"), "it may have ended since"
 
 
 def test_json_and_only_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

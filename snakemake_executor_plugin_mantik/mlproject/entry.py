@@ -193,10 +193,15 @@ _FIELD: Final = "\0"
 """Stands for a placeholder; a blank replaces this character in the command's own text."""
 
 _HEREDOC: Final = re.compile(r"<<(?!<)(-?)[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|\\?([\w.-]+))")
-_BEFORE_COMMENT: Final = frozenset(" \t\n;&|()")
+_BEFORE_WORDS: Final = frozenset(" \t\n;&|()<>")
 _PLAIN, _SINGLE, _DOUBLE, _ANSI, _BACK = "(", "'", '"', "$'", "`"
+_COMMAND, _BRACES = "$(", "${"
+_COMMANDS: Final = (_PLAIN, _COMMAND)
+_OPENED_BY: Final = {"$(": _COMMAND, "<(": _COMMAND, ">(": _COMMAND, "${": _BRACES, "$'": _ANSI}
 _QUOTES: Final = "inside quotes"
 _BACKSLASH: Final = "after a backslash"
+_TWICE: Final = re.compile(r">&[ \t]*[^ \t\d-]")
+"""What bash expands a second time may follow: the name of a file for output and errors."""
 _WHERE: Final = {
     _SINGLE: _QUOTES, _DOUBLE: _QUOTES, _ANSI: _QUOTES, _BACK: "inside backquotes",
 }  # fmt: skip
@@ -225,29 +230,40 @@ def quoted_placeholders(command: str) -> Iterator[tuple[str, str]]:
 def _scan(text: str) -> Iterator[tuple[int, str]]:
     """Yield each placeholder's position, and where it stands; empty if it may stand there."""
     at, inside, pending = 0, [_PLAIN], list[re.Match[str]]()
+    begins = True  # whether a word may begin here, and a comment
     while at < len(text):
-        kind = inside[-1]
+        kind, depth, begun, begins = inside[-1], len(inside), not begins, False
         place = _WHERE.get(kind) or (_WHERE[_BACK] if _BACK in inside else "")
         step = 1
         if text[at] == _FIELD:
-            yield at, place
+            yield (
+                at,
+                place or "after >& (write &> instead)" * bool(_TWICE.search(text, 0, at + 1)),
+            )
         elif text[at] == "\\" and kind != _SINGLE:
             step, place = 2, place or _BACKSLASH
+            begins = not begun and text[at + 1 : at + 2] == "\n"
+        elif kind in _COMMANDS and (step := _plain_step(text, at, pending, begun)):
+            begins = text[at] != "<"
         else:
-            step = _plain_step(text, at, pending) if kind == _PLAIN else 0
-            step = step or _turn(inside, text[at : at + 2])
+            step = _turn(inside, text[at : at + 2])
+            if len(inside) > depth:
+                begins = inside[-1] in _COMMANDS
+            else:  # what follows a substitution belongs to the same word
+                begins = kind in _COMMANDS and text[at] in _BEFORE_WORDS
+                begins = begins and (len(inside) == depth or kind == _PLAIN)
         for skipped in range(at + 1, min(at + step, len(text))):
             if text[skipped] == _FIELD:
                 yield skipped, place
         at += step
 
 
-def _plain_step(text: str, at: int, pending: list[re.Match[str]]) -> int:
-    """Return the length of what to skip at `at`; 0 if there is nothing.
+def _plain_step(text: str, at: int, pending: list[re.Match[str]], begun: bool) -> int:
+    """Return the length of what to skip at `at`, where a word has `begun`; 0 if there is nothing.
 
     Skip comments, the operators `<<WORD` and `<<<`, and the bodies of here-documents.
     """
-    if text[at] == "#" and (at == 0 or text[at - 1] in _BEFORE_COMMENT):
+    if text[at] == "#" and not begun:
         return len(text[at:].split("\n", 1)[0])
     if text[at] == "\n" and pending:
         end = _bodies_end(text, at + 1, pending)
@@ -270,14 +286,14 @@ def _turn(inside: list[str], two: str) -> int:
             del inside[inside.index(_BACK) :]
         else:
             inside.append(_BACK)
-    elif two in ("$$", "$(") or (two == "$'" and kind != _DOUBLE):
-        inside += {"$(": [_PLAIN], "$'": [_ANSI]}.get(two, [])
+    elif two in ("$$", "$(") or (two in _OPENED_BY and kind != _DOUBLE):
+        inside += [_OPENED_BY[two]] if two in _OPENED_BY else []
         return 2
     elif one == kind == _DOUBLE:
         inside.pop()
     elif one in (_SINGLE, _DOUBLE, _PLAIN) and kind != _DOUBLE:
         inside.append(one)
-    elif one == ")" and len(inside) > 1 and kind == _PLAIN:
+    elif len(inside) > 1 and (kind in _COMMANDS if one == ")" else one + kind == "}${"):
         inside.pop()
     return 1
 

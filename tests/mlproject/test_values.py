@@ -310,6 +310,8 @@ def test_a_function_of_more_than_wildcards(tmp_path: Path) -> None:
         "x $((1 << 2)) {a}",
         "case $b in y) x {a};; esac",
         "x '{{a}}'",
+        "x >&2 {a}; y &>to/{a}",
+        "(x) # it's\ny >(z) {a}",
     ],
 )
 def test_outside_of_quotes(command: str) -> None:
@@ -332,6 +334,12 @@ def test_outside_of_quotes(command: str) -> None:
         ("cat <<E\n'\nE\nx '{a}'", "inside quotes"),
         ("x <<E '{a}'", "inside quotes"),
         ("x \\{a}", "after a backslash"),
+        ("x \\)#'{a}", "inside quotes"),
+        ("x \\ #'{a}", "inside quotes"),
+        ("x $(y)#'{a}", "inside quotes"),
+        ("x ${{y/ #/}}'{a}", "inside quotes"),
+        ("x >&{a}", "after >& (write &> instead)"),
+        ("x >& to/{a}.log", "after >& (write &> instead)"),
         ("x `y {a}`", "inside backquotes"),
         ("x `y $(z {a})`", "inside backquotes"),
     ],
@@ -356,7 +364,7 @@ def test_told_with_line_and_key(tmp_path: Path) -> None:
 _PIECES = st.lists(
     st.sampled_from(
         ["'", '"', "\\", "$'", "`", "{a}", "{a}", "x", " ", " ", "\n", "$(: ", "(", ")", "#", "$",
-         ";", "{{", "}}"]
+         ";", "{{", "}}", "${{x", "/", ">", ">&", "<(: ", "\t"]
     ),
     max_size=12,
 ).map("".join)  # fmt: skip
@@ -375,4 +383,4 @@ def test_no_value_of_an_accepted_command_runs(tmp_path: Path, pieces: str) -> No
     for value in values:
         line = EntryPoint("main", command).shell_command({"a": (value,)}, {})
         subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, check=False)
-        assert not (tmp_path / "ran").exists()
+        assert not (tmp_path / "ran").exists(), line

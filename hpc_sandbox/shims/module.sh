@@ -24,7 +24,7 @@ module() {
                 printf '%s\n' \
                     'Lmod has detected the following error:  The following module(s) are unknown:' \
                     "\"$name\"" '' \
-                    'Please check the spelling or version number. Also attempt "module spider ..."' >&2
+                    'Please check the spelling or version number. Also try "module spider ..."' >&2
                 return 1
             fi
             case ":${LOADEDMODULES:-}:" in

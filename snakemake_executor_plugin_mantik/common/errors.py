@@ -167,7 +167,9 @@ class JournalLocked(JournalError):  # noqa: N818
 _MOST_LISTED: Final = 20
 """Most entries of a list of mistakes."""
 
-_SUBMITTED: Final = re.compile(r"^nothing submitted: | \(nothing submitted\)", re.IGNORECASE)
+_SUBMITTED: Final = re.compile(
+    r"^nothing submitted: | \(nothing submitted\)|; nothing was submitted", re.IGNORECASE
+)
 """What each mistake says before a run, and all together say once."""
 
 

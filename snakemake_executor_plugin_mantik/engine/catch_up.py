@@ -233,7 +233,11 @@ class PlaceSpare:
             await asyncio.sleep(self._pause_s)
             with suppress(SiteError, PlaceTaken):
                 await self._assure()
-                await self.write()
+                # A submission may have had it written meanwhile: then it is not even removed, since
+                # `renew` relies on its number.
+                await asyncio.sleep(max(0.0, self._numbered + self._pause_s - self._clock()))
+                if self._clock() - self._numbered >= self._pause_s:
+                    await self.write()
 
     async def renew(self) -> None:
         """Write it before a submission, unless it, or the lease, got its number a short time ago.
@@ -245,7 +249,7 @@ class PlaceSpare:
             SiteError, PlaceTaken: see `write`.
         """
         async with self._writing:
-            if self._clock() - self._numbered > self._pause_s:
+            if self._clock() - self._numbered >= self._pause_s:
                 await self._write(self._journal.spare_of(self._place) or b"\n")
 
     async def write(self) -> None:

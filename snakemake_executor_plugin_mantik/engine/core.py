@@ -16,7 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..common.errors import JournalError, MantikError, SiteUnreachable, UserError, printable
+from ..common.errors import (
+    JournalError,
+    MantikError,
+    SiteUnreachable,
+    UserError,
+    of_one_job,
+    printable,
+)
 from ..common.humanize import humanize_count
 from ..jobs.paths import workspace_root
 from ..jobs.reasons import Reason
@@ -468,7 +475,8 @@ class Engine:
             self.facts_fit(request.site, request.resources, request.threads, request.environment)
             outcome = await runner.run(request)
         except MantikError as error:
-            outcome = Outcome(request.number, "", False, f"{error}\n", reason=Reason.REJECTED)
+            words, reason = f"{of_one_job(error)}\n", Reason.REJECTED
+            outcome = Outcome(request.number, "", False, words, reason=reason)
         except asyncio.CancelledError:
             if self._ending:
                 raise

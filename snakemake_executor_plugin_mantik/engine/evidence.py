@@ -49,9 +49,6 @@ _LOST_LOOKS = 5
 UNKNOWN = JobState(Phase.UNKNOWN)
 _LOST = JobState(Phase.ENDED, detail="no heartbeat, and the site knows no such job")
 
-GIVEN_UP = "given up before it started"
-"""How an attempt ended that an earlier run or another process has revoked."""
-
 
 class Finding(Enum):
     """What the evidence says of an attempt.

@@ -20,8 +20,8 @@ from ..jobs.paths import display_path, is_at
 from ..jobs.reasons import Reason
 from ..jobs.script import PREDECESSORS
 from ..jobs.segments import Continuation
-from ..journal import WENT_ON, AttemptRecord, AttemptState
-from .evidence import GIVEN_UP, Evidence, Finding
+from ..journal import GIVEN_UP, WENT_ON, AttemptRecord, AttemptState
+from .evidence import Evidence, Finding
 from .observer import How, Successor
 from .request import JobRequest
 

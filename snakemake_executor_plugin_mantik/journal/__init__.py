@@ -26,6 +26,7 @@ from .history import (
 )
 from .journal import BUCKET_SIZE, Journal
 from .records import (
+    GIVEN_UP,
     UNTIMED,
     WENT_ON,
     Asked,

@@ -19,6 +19,7 @@ from .database import Database, fill, insert, lost_facts_message
 from .files import FileLedger, mark_landed
 from .history import read_attempts, read_sites
 from .records import (
+    GIVEN_UP,
     IDENTITY,
     LEFT,
     LOST,
@@ -685,10 +686,10 @@ class Journal(Database):
         return self._of_jobs(jobs, left, f"{LEFT}%", place)
 
     def tried_sites(self, *jobs: str) -> list[str]:
-        """Return the sites of jobs' attempts in vain since one last ended or was cancelled."""
+        """Return the sites that jobs have left since they last ended or were cancelled."""
         over = reversed(self._of_jobs(jobs, "state IN ('done', 'abandoned')"))
         vain = takewhile(lambda r: r.state == "abandoned" and r.outcome.startswith("failed"), over)
-        return [record.site for record in vain]
+        return [record.site for record in vain if record.outcome == f"failed: {GIVEN_UP}"]
 
     def _of_jobs(self, jobs: Sequence[str], which: str, *values: str) -> list[AttemptRecord]:
         """Return the attempts of jobs and groups with them that match in SQL, oldest first."""

@@ -16,6 +16,8 @@ from ..jobs.paths import AttemptPaths
 
 WENT_ON = "goes on"
 """Prefix of the outcome of a segment that another one follows."""
+GIVEN_UP = "given up before it started"
+"""How an attempt ended that was revoked."""
 LEFT = "left in "
 """Prefix of the outcome of an attempt that was left behind: it may still run, unobserved."""
 
@@ -287,7 +289,8 @@ def encode_identity(record: AttemptRecord, members: Mapping[str, str]) -> str:
     script; empty if it is too long even so.
     """
     facts = {name: getattr(record, name) for name in IDENTITY} | {"members": dict(members)}
-    for left_out in ({}, {"made_of": ""}):
+    shorter = json.dumps({name: v for name, v in record.basis.items() if name != "makes"})
+    for left_out in ({}, {"made_of": shorter}, {"made_of": ""}):
         if len(line := json.dumps(facts | left_out)) <= _IDENTITY_BYTES:
             return line
     return ""

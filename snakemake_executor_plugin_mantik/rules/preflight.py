@@ -124,22 +124,28 @@ def _two_names(_: Unit, at: SiteJob) -> str | None:
     """Return which files Snakemake would take for two: others name them in the other way."""
     if not uses_provider(at.rule.workflow):
         return None
-    twice = _named_twice(at.job.dag, len(at.job.dag))
-    own = (storable_path(p) or workspace_path(str(p)) for p in (*at.job.input, *at.job.output))
-    both = ", ".join(path for path in dict.fromkeys(own) if path in twice)
-    return f"a file is named with and without storage.mantik: {both}" if both else None
+    stored, plain = _names([at.job])
+    of_others = _names_of_all(at.job.dag, len(at.job.dag))
+    both = [p for p in stored if p in plain or p in of_others[1]]
+    both += [p for p in plain if p in of_others[0] and p not in both]
+    return f"a file is named with and without storage.mantik: {', '.join(both)}" if both else None
 
 
 @lru_cache(maxsize=1)
-def _named_twice(dag: Any, _: int) -> set[str]:
-    """Return the files that jobs name with and without `storage.mantik`; anew with more jobs."""
-    stored, plain = set(), set()
-    for path in (path for job in dag.jobs for path in (*job.input, *job.output)):
+def _names_of_all(dag: Any, _: int) -> tuple[dict[str, None], dict[str, None]]:
+    """Return the names of a workflow's files, anew when more of its jobs run or have ended."""
+    return _names(dag.jobs)
+
+
+def _names(jobs: Iterable[Any]) -> tuple[dict[str, None], dict[str, None]]:
+    """Return the files that jobs name with `storage.mantik`, and those that they name without."""
+    stored, plain = dict[str, None](), dict[str, None]()
+    for path in (path for job in jobs for path in (*job.input, *job.output)):
         if (there := storable_path(path)) is not None:
-            stored.add(there)
+            stored[there] = None
         elif not path.is_storage and not is_flagged(path, "local"):
-            plain.add(workspace_path(str(path)))
-    return stored & plain
+            plain[workspace_path(str(path))] = None
+    return stored, plain
 
 
 def _dataset_mistake(_: Unit, at: SiteJob) -> str | None:

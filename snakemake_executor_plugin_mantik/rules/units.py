@@ -43,7 +43,7 @@ def find_products(dag: Any) -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _products_of(dag: Any, _: int) -> frozenset[str]:
-    """Return the paths anew if a checkpoint has added jobs."""
+    """Return the paths, anew if the number of jobs that run or have ended is another one."""
     return frozenset(
         storable_path(path) or os.path.relpath(path)
         for job in dag.jobs

@@ -185,14 +185,14 @@ class SshKey(Credential):
         # The claims are those of pyunicore's JWTToken, whose clock cannot be set.
         self._claims = {"etd": "false", "sub": username, "iss": username}
         self._renew_at = Moment()
-        self._presubmitted = 0.0
+        self._ahead = 0.0
 
     def get_auth_header(self) -> str:
         import jwt
 
         if self._renew_at.over():
             started = Moment.now()
-            signed = int(started[0] + self._presubmitted)
+            signed = int(started[0] + self._ahead)
             times = {"iat": signed, "exp": signed + _SIGNED_FOR_S}
             key, algorithm = self._signed_with
             self._token = jwt.encode({**self._claims, **times}, key, algorithm=algorithm)
@@ -205,9 +205,9 @@ class SshKey(Credential):
         A server that claims to be in the next year must not get a token that is valid then.
         """
         ahead = server - time.time()
-        if abs(ahead) > _FARTHEST_CLOCK_S or abs(ahead - self._presubmitted) < _CLOCK_SLACK_S:
+        if abs(ahead) > _FARTHEST_CLOCK_S or abs(ahead - self._ahead) < _CLOCK_SLACK_S:
             return False
-        self._presubmitted, self._renew_at = ahead, Moment()
+        self._ahead, self._renew_at = ahead, Moment()
         return True
 
 

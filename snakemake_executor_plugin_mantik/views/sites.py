@@ -26,10 +26,10 @@ from typing import Final
 from ..common.errors import MantikError, SiteError, SiteNotFound, UserError
 from ..common.state_directory import STATE
 from ..config.settings import SiteSettings
-from ..engine.evidence import GIVEN_UP, Evidence, Finding, find_markers, judge
+from ..engine.evidence import Evidence, Finding, find_markers, judge
 from ..jobs.markers import MarkerInvalid, read_marker
 from ..jobs.paths import display_path, local_path, parse_marker_name
-from ..journal import AttemptRecord, read_history, read_stored
+from ..journal import GIVEN_UP, AttemptRecord, read_history, read_stored
 from ..sites.base import Entry, JobState, Phase, Site, is_rest_safe
 from ..staging.transfers import read_file
 from .workflow import Condition, Sight

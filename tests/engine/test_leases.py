@@ -644,22 +644,28 @@ async def test_a_run_whose_journal_was_removed_under_it_finds_out_that_another_o
     assert [run.job for run in flow.world.runs] == ["job-1"]
 
 
-@pytest.mark.parametrize("of_this_run", [False, True])
+@pytest.mark.parametrize("copied", ["before the run", "in it", "before a refusal"])
 @pytest.mark.parametrize("starts", [10.0, 1000.0])
 async def test_an_older_copy_of_the_journal_that_is_put_back_doubles_nothing(
-    seat: Seats, world: World, tmp_path: Path, starts: float, of_this_run: bool
+    seat: Seats, world: World, tmp_path: Path, starts: float, copied: str
 ) -> None:
     """A job that runs is followed; what still waits starts under an older term, and ends."""
-    world.fate, world.duration = lambda spec: Fate(starts=(starts,)), lambda spec: LONG_S
+    refused = Fate(at_once=True)
+    world.fate = lambda spec: refused if spec.name == "job-2" else Fate(starts=(starts,))
+    world.duration = lambda spec: LONG_S
     flow = seat("flow")
     await flow.lead()
-    if of_this_run:  # which has had nothing to do for a while
-        await asyncio.sleep(300.0)
+    if copied != "before the run":  # which has had nothing to do for a while
+        await asyncio.sleep(330.0)
     shutil.copytree(tmp_path / "flow" / STATE, tmp_path / "older")
-    if not of_this_run:
+    if copied == "before the run":
         flow.die()
         flow = seat("flow")
         await flow.lead()
+    if copied == "before a refusal":
+        with pytest.raises(SiteRejected):
+            await flow.job(2)
+        await asyncio.sleep(35.0)
     job = asyncio.create_task(flow.job(1))
     await asyncio.sleep(20.0)
     job.cancel()

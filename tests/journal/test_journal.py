@@ -125,8 +125,9 @@ def test_sites_where_a_job_was_tried_in_vain_count_until_it_has_ended(journal: J
         return journal.tried_sites("job")
 
     assert leave("a", "failed: given up before it started") == ["a"]
-    assert leave("b", "failed: the scheduler took no more jobs") == ["b", "a"]
-    new_attempt(journal, site="b")
+    assert leave("b", "failed: the scheduler took no more jobs") == ["a"]
+    assert leave("b", "failed: given up before it started") == ["b", "a"]
+    new_attempt(journal, site="c")
     assert journal.tried_sites("job") == ["b", "a"]
     assert leave("b", "cancelled") == []
     assert leave("a", "failed: given up before it started") == ["a"]

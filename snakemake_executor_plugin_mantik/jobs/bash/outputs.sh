@@ -179,7 +179,8 @@ _m_set_since() {
 # `_m_found` waits for the next find, and `_m_next` reads a field of it, for 3 s in all.
 _m_search() {
   exec {_m_fields}< <(printf '%s\0' "$BASHPID"; exec find "$@" 2> /dev/null)
-  _m_until=$(( SECONDS + 3 )) _m_names=$(( 5000 + 1000 * (${_m_ended%.*} - ${_m_started%.*}) ))
+  _m_until=$(( SECONDS + 3 )) _m_names=$(( ${_m_ended%.*} - ${_m_started%.*} ))
+  _m_names=$(( 5000 + 1000 * (_m_names > 0 ? _m_names : 0) ))  # clocks are set back
   IFS= read -r -d '' -u "$_m_fields" _m_finder
 }
 

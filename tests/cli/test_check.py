@@ -312,7 +312,7 @@ def test_firecrest_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     assert "can be written to" in about("workspace", found).text
     assert "reports neither" in about("free space", found).text
     assert "does not report" in about("purge", found).text
-    assert about("clock", found).verdict == "ok"
+    assert {each.verdict for each in found if each.topic == "clock"} <= {"ok"}
     assert left_behind(sandbox, "hpc2", tmp_path) == []
 
 
@@ -427,7 +427,7 @@ def test_a_real_server_is_asked(unicorex: UnicoreX, tmp_path: Path) -> None:
     assert about("queues", found).verdict == "ok"
     assert "GiB" in about("free space", found).text
     assert float(about("free space", found).text.split()[0]) > 0
-    assert about("clock", found).verdict == "ok"
+    assert {each.verdict for each in found if each.topic == "clock"} <= {"ok"}
     assert about("workspace", found).verdict == "ok"
     assert not [finding for finding in found if "connection to the system" in finding.text]
     assert "runtime up to 4 days 4 h" in about("queue", found).text

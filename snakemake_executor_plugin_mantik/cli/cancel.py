@@ -135,8 +135,8 @@ def _ended(before: AttemptState, record: AttemptRecord) -> str:
 def unlock(*, directory: Workdir = Path(), yes: Yes = False) -> None:
     """Let the next run lead a workspace that another Snakemake of the workflow has led.
 
-    A run that was refused has named it: make certain that it has ended. Its jobs that
-    run are followed; what still waits in a queue and is not known here ends when it starts.
+    A run that was refused has named it: make certain that it has ended. Its jobs that run are
+    followed; what still waits in a queue and is not known here ends when it starts.
     """
     with closing(open_journal(directory, say)) as journal:
         if not (locked := journal.locked()):

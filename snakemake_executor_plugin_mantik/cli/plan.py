@@ -406,8 +406,7 @@ def render_preview(
             do="Use the server's version, such as 11.0.0, or that of its UNICORE/X, such as 3.0.0",
         )
     planner = Planner(config, find_account(loaded.name, os.environ), project)
-    # Without a workflow, products of rules are unknown and count as project files: so allow any
-    # total.
+    # Without a workflow, products of rules count as project files: so allow any total.
     chosen = ProjectFileFilter(
         project, Exclude(config.exclude), include=Include(config.site.include)
     ).select(sys.maxsize)

@@ -178,9 +178,7 @@ class Presubmitter(Worker):
         First wait until an attempt of it that is not wanted any more is over. No job is submitted
         behind it until it is `submitted`: it may be unwanted, too.
         """
-        while (
-            sending := self._presubmitted.get(request.job)
-        ) is not None and sending.task is not None:
+        while (sending := self._presubmitted.get(request.job)) and sending.task is not None:
             await sending.over()
             self._sent(sending)
         self.forget(request)

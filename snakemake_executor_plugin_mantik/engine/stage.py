@@ -174,9 +174,8 @@ class Stager(Holdings):
     async def _send(self, project_files: Sequence[LocalFile]) -> None:
         """Upload new project files in one bundle.
 
-        Remove project files that no longer exist here from the site, so that no job imports them,
-        and bundles with outdated ones. A project file that the command of an open attempt names
-        stays.
+        Remove those that no longer exist here from the site, so that no job imports them, and
+        bundles with outdated ones. One that the command of an open attempt names stays.
         """
         # Where an output stays at a place, what lies here under its name is no project file.
         project_files = [f for f in project_files if not self._ledger.is_stored(f.path, here=False)]

@@ -8,8 +8,8 @@ The workspace mirrors the workflow's working directory; the executor's own files
     .mantik/work/<bucket>/<id>/             log, archive of outputs, unpacking of an attempt, what
                                             its script reads as files, and in live/ what it has
                                             logged, while it runs
-    .mantik/secrets/<id>                    secrets of an attempt, until it reads them; the folder
-                                            is closed to others, whatever mode an upload gives it
+    .mantik/secrets/<id>                    secrets of an attempt, until it reads them; only the
+                                            user may enter the directory, whatever their modes
     .mantik/files/<checksum>/<name>         generated files that a job needs
     .mantik/up/<n>                          link to the directory n above; files from as far above
                                             the working directory have paths below it

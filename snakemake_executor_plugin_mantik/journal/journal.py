@@ -49,8 +49,7 @@ _MOST_WAITS = 50
 _OPEN_PRESUBMITTED = (
     "INDEXED BY attempts_after WHERE after <> '' AND state NOT IN ('done', 'abandoned')"
 )
-"""The open attempts that were presubmitted; without the index, SQLite would read all
-attempts."""
+"""The open attempts that were presubmitted; without the index, SQLite would read all of them."""
 
 _ORDER = {state: rank for rank, state in enumerate(AttemptState)}
 
@@ -484,9 +483,7 @@ class Journal(Database):
 
     def secrets_gone(self, attempt_id: str) -> None:
         """Record that the attempt's secrets, if it had any, are no longer at the site."""
-        if self.has_secrets(
-            attempt_id
-        ):  # a transaction for each job would cost more than this check
+        if self.has_secrets(attempt_id):  # else a transaction for each job would cost more
             self.change("DELETE FROM secrets WHERE attempt = ?", attempt_id)
 
     def has_secrets(self, attempt_id: str) -> bool:

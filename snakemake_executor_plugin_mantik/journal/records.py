@@ -289,11 +289,13 @@ def encode_identity(record: AttemptRecord, members: Mapping[str, str]) -> str:
     script; empty if it is too long even so.
     """
     facts = {name: getattr(record, name) for name in IDENTITY} | {"members": dict(members)}
-    shorter = json.dumps({name: v for name, v in record.basis.items() if name != "makes"})
-    for left_out in ({}, {"made_of": shorter}, {"made_of": ""}):
-        if len(line := json.dumps(facts | left_out)) <= _IDENTITY_BYTES:
-            return line
-    return ""
+    basis = record.basis
+    while len(line := json.dumps(facts)) > _IDENTITY_BYTES:
+        if not facts["made_of"]:
+            return ""
+        # First the names of its outputs, of which there may be many.
+        facts["made_of"] = json.dumps(basis) if basis.pop("makes", None) else ""
+    return line
 
 
 def turn_of(before: Iterable[AttemptRecord]) -> float | None:

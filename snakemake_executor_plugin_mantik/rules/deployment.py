@@ -291,13 +291,11 @@ def _container_mistake(container: str, workdir: Path, job: Job) -> str | None:
     if container and is_local_file(container):
         path = str(parse_uri(container).uri_path)
         local = workdir / path
-        mistake = (
-            None if os.path.isabs(path) and not local.is_dir() else _image_mistake(path, local)
-        )
-        if mistake and os.path.normpath(path) not in find_products(
-            job.dag
-        ):  # it may make the image
-            return f"cannot run: {mistake}"
+        if os.path.isabs(path) and not local.is_dir():
+            return None
+        # A rule may make the image.
+        if os.path.normpath(path) not in find_products(job.dag):
+            return (mistake := _image_mistake(path, local)) and f"cannot run: {mistake}"
     return None
 
 

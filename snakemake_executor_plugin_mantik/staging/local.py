@@ -109,8 +109,7 @@ class LocalFiles:
         """Examine files, and all files and empty directories below directories.
 
         `wanted` has the path of each in the workspace, and its local path if that does not follow
-        from the former (`jobs.paths.local_path`). Project files may be
-        missing.
+        from the former (`jobs.paths.local_path`). Project files may be missing.
 
         Raises:
             UserError: a file is missing, cannot be read or uploaded, or holds a credential that is

@@ -188,6 +188,10 @@ def test_site_that_says_nothing_when_it_is_opened(
     with pytest.raises(MantikError, match="has not answered") as told:
         engine.open(["sim"], lambda _: ProjectFiles((), 0, ()))
     assert "nothing was submitted" in str(told.value)
+    engine.open([], lambda _: ProjectFiles((), 0, ()))
+    [of_job] = outcomes(engine, request(0)).values()
+    assert "has not answered" in of_job.message
+    assert "nothing was submitted" not in of_job.message, "other jobs of the run may have been"
     engine.close(tidy=False)
 
 

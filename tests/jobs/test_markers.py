@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snakemake_executor_plugin_mantik.jobs import markers
+from snakemake_executor_plugin_mantik.jobs.library import library_path
 from snakemake_executor_plugin_mantik.jobs.markers import MOST_NEW, MarkerInvalid, read_marker
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, OutputFile
 from tests.support.inotify import CREATE, MODIFY, MOVED_TO, Watch
@@ -302,6 +303,18 @@ def test_a_short_job_does_not_look_at_what_very_many_have_made(
         f"sleep {lasts}; echo x > res/out; echo x > new", outputs=(OutputFile("res/out"),)
     )
     assert {entry.path for entry in trial.run(spec).sure.new} == found
+
+
+def test_a_clock_that_is_set_back_keeps_no_new_file_from_being_listed(trial: Trial) -> None:
+    back = f". ./{library_path()}; _m_started=200.5 _m_ended=100.5; _m_search . -printf .; _m_found"
+    said = subprocess.run(
+        ["bash", "-c", f"{back}; echo $_m_names"],
+        cwd=trial.workspace,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (said.stdout, said.stderr) == ("5000\n", "")
 
 
 def test_very_many_are_not_all_listed(trial: Trial) -> None:

@@ -648,6 +648,14 @@ def test_a_journal_that_is_lost_twice_knows_what_its_place_told_it(tmp_path: Pat
         assert {record.id for record in journal.all_open_attempts()} == known
 
 
+def test_a_claim_leaves_out_the_names_of_many_outputs_first(journal: Journal) -> None:
+    basis = {"resources": {"queue": "q"}, "makes": [f"results/{n:040}" for n in range(400)]}
+    many = replace(new_attempt(journal), made_of=json.dumps(basis))
+    known = decode_identity(encode_identity(many, {}))
+    assert known is not None
+    assert json.loads(known["made_of"]) == {"resources": {"queue": "q"}}
+
+
 @pytest.mark.parametrize(
     "odd",
     [{"after": []}, {"logs": "[1"}, {"created": "now"}, {"members": {"job": 1}}],

@@ -247,7 +247,7 @@ _m_write_meta() {
     changed "$_m_changed" nodes "${_m_segments:+${SLURM_JOB_NODELIST-}}" "$@" > "$_m_work/marker/meta"
 }
 
-# Attempts once to write the marker, with the content of level $1.
+# Tries once to write the marker, with the content of level $1.
 _m_marker_at() {
   local level=$1 staging=$_m_work/marker new=$_m_attempts/.$_m_attempt.tmp log_bytes=0
   local -a what=(meta)

@@ -398,7 +398,8 @@ class Dispatcher(Worker):
             self._journal.submitting(record.id, resources.queue or "", resources.runtime_s, asked)
 
         async def submit() -> str:
-            await self._retry.found(self._place.spare.renew)
+            with suppress(SiteRejected):  # if that lasts, the submission meets it, too
+                await self._retry.found(self._place.spare.renew)
             return await self._site.submit(submission, begin)
 
         try:

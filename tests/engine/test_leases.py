@@ -644,6 +644,15 @@ async def test_a_run_whose_journal_was_removed_under_it_finds_out_that_another_o
     assert [run.job for run in flow.world.runs] == ["job-1"]
 
 
+async def test_a_refused_spare_keeps_no_job_from_being_submitted(seat: Seats, world: World) -> None:
+    flow = seat("flow")
+    await flow.lead()
+    await asyncio.sleep(330.0)
+    spare = f"{PLACE}/spare."
+    flow.site.fault = lambda method, about: "rejected" if about.startswith(spare) else ""
+    assert (await flow.job(1)).succeeded
+
+
 @pytest.mark.parametrize("copied", ["before the run", "in it", "before a refusal"])
 @pytest.mark.parametrize("starts", [10.0, 1000.0])
 async def test_an_older_copy_of_the_journal_that_is_put_back_doubles_nothing(

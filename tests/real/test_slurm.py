@@ -4,7 +4,6 @@ import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -33,21 +32,22 @@ class Operator:
             text=True, check=True, timeout=600,
         ).stdout  # fmt: skip
 
-    @contextmanager
-    def partition(self, state: str) -> Iterator[None]:
-        """Put the queue `GATED`, which nobody else uses meanwhile, into another state."""
-        with (self.centre.directory / f"{GATED}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self.run("scontrol", "update", f"PartitionName={GATED}", f"State={state}")
-            try:
-                yield
-            finally:
-                self.run("scontrol", "update", f"PartitionName={GATED}", "State=UP")
+    def set_gated(self, state: str) -> None:
+        self.run("scontrol", "update", f"PartitionName={GATED}", f"State={state}")
 
 
 @pytest.fixture
 def operator(centre: Centre) -> Operator:
     return Operator(centre)
+
+
+@pytest.fixture
+def gated(operator: Operator) -> Iterator[Operator]:
+    """The operator of the queue `GATED`, in which no other test has a job meanwhile."""
+    with (operator.centre.directory / f"{GATED}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield operator
+        operator.set_gated("UP")
 
 
 def shown(project: Project, name: str = "shown.txt") -> dict[str, str]:
@@ -177,20 +177,19 @@ class TestRefused:
 
         tells(on_slurm.run("--keep-going").failed(), *refused.values())
 
-    def test_drained_partition(self, on_slurm: Project, operator: Operator) -> None:
+    def test_drained_partition(self, on_slurm: Project, gated: Operator) -> None:
         on_slurm.write("Snakefile", SHOW.format(threads=1, resources=f"queue='{GATED}'"))
-        with operator.partition("DRAIN"):
-            tells(on_slurm.run().failed(), "partition not available")
+        gated.set_gated("DRAIN")
+        tells(on_slurm.run().failed(), "partition not available")
 
-    def test_partition_that_is_down_for_a_while(
-        self, on_slurm: Project, operator: Operator
-    ) -> None:
+    def test_partition_that_is_down_for_a_while(self, on_slurm: Project, gated: Operator) -> None:
         on_slurm.write("Snakefile", SHOW.format(threads=1, resources=f"queue='{GATED}'"))
-        with operator.partition("DOWN"):
-            running = on_slurm.start()
-            until(
-                lambda: "(PartitionDown)" in operator.run("squeue", "--format=%R"),
-                "the job to wait",
-            )
+        gated.set_gated("DOWN")
+        running = on_slurm.start()
+        until(
+            lambda: "(PartitionDown)" in gated.run("squeue", f"--partition={GATED}", "--format=%R"),
+            "the job to wait",
+        )
+        gated.set_gated("UP")
         running.end().ok()
         assert shown(on_slurm)["Partition"] == GATED

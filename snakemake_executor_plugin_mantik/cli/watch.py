@@ -44,7 +44,7 @@ MOST_TRANSFERS: Final = 4
 """Most lines about transfers."""
 
 _ORDER: Final = (
-    Condition.FAILED, Condition.LEFT, Condition.RUNNING, Condition.OVER, Condition.WENT_ON,
+    Condition.FAILED, Condition.ORPHANED, Condition.RUNNING, Condition.OVER, Condition.WENT_ON,
     Condition.WAITING, Condition.OPEN, Condition.SUBMITTING, Condition.PLANNED,
     Condition.CANCELLED, Condition.SUCCEEDED,
 )  # fmt: skip
@@ -54,7 +54,7 @@ _SPREAD: Final = _ORDER[:3]
 _STYLES: Final = {
     Condition.RUNNING: "bold",
     Condition.FAILED: "bold red",
-    Condition.LEFT: "red",
+    Condition.ORPHANED: "red",
     Condition.SUCCEEDED: "dim",
     Condition.CANCELLED: "dim",
 }

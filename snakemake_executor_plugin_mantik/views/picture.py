@@ -19,19 +19,20 @@ from ..common.humanize import humanize_count, humanize_duration, humanize_size
 class NodeState(StrEnum):
     """The state of a job, in the words and the order of pictures.
 
-    SKIPPED: it did not run before Snakemake ended.
+    SKIPPED: it did not run before Snakemake ended. ORPHANED: it may run unobserved.
     """
 
-    FINISHED = "finished"
+    SUCCEEDED = "succeeded"
     RUNNING = "running"
     QUEUED = "queued"
     WAITING = "waiting"
     SKIPPED = "skipped"
     FAILED = "failed"
-    KILLED = "killed"
+    CANCELLED = "cancelled"
+    ORPHANED = "orphaned"
 
 
-GLYPHS: Final = dict(zip(NodeState, "✓▶…○–✗■", strict=True))
+GLYPHS: Final = dict(zip(NodeState, "✓▶…○–✗■?", strict=True))
 """A symbol for each state besides its colour."""
 
 
@@ -175,7 +176,7 @@ def make_picture(
         if job["needed"] or job["id"] in by_job:
             named = {key: job[key] for key in ("id", "name", "rule", "wildcards")}
             left = NodeState.SKIPPED if over else NodeState.WAITING
-            untried = Node(**named, state=NodeState.FINISHED if job["done"] else left)
+            untried = Node(**named, state=NodeState.SUCCEEDED if job["done"] else left)
             nodes[job["id"]] = replace(by_job.get(job["id"], [untried])[-1], **named)
     for name, of_job in by_job.items():
         nodes.setdefault(name, replace(of_job[-1], id=name))

@@ -187,8 +187,8 @@ class Box:
 
 
 _ATTENTION: Final = (
-    NodeState.FAILED, NodeState.KILLED, NodeState.RUNNING, NodeState.QUEUED,
-    NodeState.WAITING, NodeState.SKIPPED, NodeState.FINISHED,
+    NodeState.FAILED, NodeState.ORPHANED, NodeState.CANCELLED, NodeState.RUNNING,
+    NodeState.QUEUED, NodeState.WAITING, NodeState.SKIPPED, NodeState.SUCCEEDED,
 )  # fmt: skip
 
 

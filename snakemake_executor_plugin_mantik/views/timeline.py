@@ -65,9 +65,9 @@ class Axis:
 
 
 MOST_BARS: Final = 100
-"""The number of attempts above which only the failed, killed and longest have a bar."""
+"""The number of attempts above which only the failed, cancelled and longest have a bar."""
 SOME_BARS: Final = 40
-"""The number of bars then, of which up to a half are of the failed and killed."""
+"""The number of bars then, of which up to a half are of the failed and cancelled."""
 
 _NAMES: Final = (120.0, 300.0)
 """The least and the most width of the names."""
@@ -79,7 +79,7 @@ _HEAD: Final = 26.0
 _PROFILE: Final = 40.0
 _BINS: Final = 280
 _LETTER: Final = 7.4
-_BAD: Final = (NodeState.FAILED, NodeState.KILLED)
+_BAD: Final = (NodeState.FAILED, NodeState.CANCELLED, NodeState.ORPHANED)
 
 
 def render_timeline(picture: Picture) -> str:
@@ -152,7 +152,7 @@ def _bar(node: Node, axis: Axis, now: float, y: float) -> dict[str, Any]:
         (f"wait {node.state}", *queue, y, height),
         (node.state, *run, y, height),
     ]
-    caption = [] if node.state is NodeState.FINISHED else [node.state.value]
+    caption = [] if node.state is NodeState.SUCCEEDED else [node.state.value]
     if (seconds := node.running_s(now)) is not None:
         caption.append(humanize_duration(seconds))
     elif (seconds := node.queued_s(now)) is not None:
@@ -186,7 +186,7 @@ def _profile(rule: str, nodes: Sequence[Node], axis: Axis, now: float, y: float)
     return {
         "name": f"{shorten_text(rule, _letters(axis.x) - 8)} ×{len(nodes)}",
         "caption": " · ".join(filter(None, [f"{ran}, {waited}", failed])),
-        "title": title + (f"\n{failed} failed or killed" if bad else ""),
+        "title": title + (f"\n{failed} failed or cancelled" if bad else ""),
         "running": _area(running, axis, y), "waiting": _area(waiting, axis, y),
         "failures": "".join(f"M{x} {y + 4:.1f}v{_PROFILE - 8}" for x in marks), "y": y,
     }  # fmt: skip

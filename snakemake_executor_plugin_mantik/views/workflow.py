@@ -24,7 +24,7 @@ class Condition(StrEnum):
     PLANNED: not submitted yet. SUBMITTING: the site may know it. WAITING: at the site, not started.
     RUNNING: it was seen to run and not to end. OPEN: at the site, and nothing watches it. OVER: it
     ended at the site, and its results have not been fetched. WENT_ON: a segment that another one
-    follows. LEFT: it may run unobserved.
+    follows. ORPHANED: it may run unobserved.
     """
 
     PLANNED = "planned"
@@ -37,7 +37,7 @@ class Condition(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    LEFT = "orphaned"
+    ORPHANED = "orphaned"
 
     @property
     def active(self) -> bool:
@@ -57,11 +57,11 @@ _PICTURED: Final = {
     Condition.OPEN: NodeState.QUEUED,
     Condition.RUNNING: NodeState.RUNNING,
     Condition.OVER: NodeState.RUNNING,
-    Condition.WENT_ON: NodeState.FINISHED,
-    Condition.SUCCEEDED: NodeState.FINISHED,
+    Condition.WENT_ON: NodeState.SUCCEEDED,
+    Condition.SUCCEEDED: NodeState.SUCCEEDED,
     Condition.FAILED: NodeState.FAILED,
-    Condition.CANCELLED: NodeState.KILLED,
-    Condition.LEFT: NodeState.KILLED,
+    Condition.CANCELLED: NodeState.CANCELLED,
+    Condition.ORPHANED: NodeState.ORPHANED,
 }
 
 
@@ -210,7 +210,7 @@ class JobView(Node):
     @property
     def remark(self) -> str:
         """A line for a tooltip: its segment, how it ended, and who tells how long it ran."""
-        words = self.words if self.state is not NodeState.FINISHED else ""
+        words = self.words if self.state is not NodeState.SUCCEEDED else ""
         told = self.record.times.words
         return ", ".join(filter(None, [self.record.part, words, f"ran {told}" if told else ""]))
 
@@ -344,7 +344,7 @@ def _upcoming_segments(records: Iterable[AttemptRecord]) -> set[str]:
 
 def _condition(record: AttemptRecord, sight: Sight, *, waits: bool, controlled: bool) -> Condition:
     if record.left_behind:
-        return Condition.LEFT
+        return Condition.ORPHANED
     if record.outcome:
         ends = (Condition.WENT_ON, Condition.SUCCEEDED, Condition.FAILED)
         return next((e for e in ends if record.outcome.startswith(e.value)), Condition.CANCELLED)
@@ -390,7 +390,7 @@ def _times(job: JobView, known: Mapping[str, AttemptRecord]) -> dict[str, Any]:
     queued = _earlier(queued, started)
     submitted = _earlier(submitted, queued)
     fetched = None
-    if ended is not None and job.state in (NodeState.FINISHED, NodeState.FAILED):
+    if ended is not None and job.state in (NodeState.SUCCEEDED, NodeState.FAILED):
         fetched = max(ended, record.finished or ended)
     return {
         "prepared": record.created if submitted is not None else None, "submitted": submitted,

@@ -170,7 +170,7 @@ def test_jobs_and_logs_are_seen_at_all_times(firecrest: Project, sandbox: Sandbo
     smk_mantik(firecrest, "report").ok()
     assert "<svg" in firecrest.read("mantik-report.html")
     told = json.loads(smk_mantik(firecrest, "report", "--json").ok().output)
-    assert (told["going_on"], told["jobs"]) == (False, {"finished": 4})
+    assert (told["going_on"], told["jobs"]) == (False, {"succeeded": 4})
     assert told["run"]["ending"] == "finished"
     [rule] = told["rules"]
     assert (rule["rule"], rule["attempts"], rule["walltime"]) == ("train", 3, 5400)

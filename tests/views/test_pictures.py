@@ -39,7 +39,7 @@ def rectangle(rect: ElementTree.Element) -> tuple[float, float, float, float]:
     return x, y, x + width, y + height
 
 
-def job(name: str, state: NodeState = NodeState.FINISHED, rule: str = "", **more: object) -> Node:
+def job(name: str, state: NodeState = NodeState.SUCCEEDED, rule: str = "", **more: object) -> Node:
     made = Node(
         name, name, rule or name, state, site="hpc1", queued=T, started=T + 60, ended=T + 90
     )
@@ -49,11 +49,11 @@ def job(name: str, state: NodeState = NodeState.FINISHED, rule: str = "", **more
 def digits() -> Picture:
     """A pipeline with each state: a retry, one that never ran, local ones without times."""
     states = [
-        NodeState.FINISHED,
+        NodeState.SUCCEEDED,
         NodeState.FAILED,
         NodeState.RUNNING,
         NodeState.QUEUED,
-        NodeState.KILLED,
+        NodeState.CANCELLED,
     ]
     nodes = [job("prepare")]
     nodes += [
@@ -73,12 +73,12 @@ def test_each_job_is_a_box_with_its_state_in_words() -> None:
     boxes = {texts(box)[0] + (texts(box)[1] if len(texts(box)) > 2 else ""): texts(box)[-1]
              for box in groups(render_pipeline(digits()), "node")}  # fmt: skip
     assert boxes == {
-        "prepare": "✓ finished · 30 s · hpc1",
-        "trainC=0": "✓ finished · 30 s · hpc1",
+        "prepare": "✓ succeeded · 30 s · hpc1",
+        "trainC=0": "✓ succeeded · 30 s · hpc1",
         "trainC=1": "✗ failed · 30 s · hpc1",
         "trainC=2": "▶ running · 2 min 20 s · hpc1",
         "trainC=3": "… queued · hpc2",
-        "trainC=4": "■ killed · 30 s · hpc1",
+        "trainC=4": "■ cancelled · 30 s · hpc1",
         "report": "○ waiting",
     }
     # The edge from prepare to report says nothing that the others do not.
@@ -101,7 +101,7 @@ def test_each_attempt_is_a_bar_at_its_site_from_queue_to_end() -> None:
     assert sorted(told) == [
         "prepare✓ 30 s", "train C=0✓ 30 s", "train C=0✗ failed, 30 s", "train C=1✗ failed, 30 s",
         "train C=2▶ running, 2 min 20 s", "train C=3… queued, 3 min 20 s",
-        "train C=4■ killed, 30 s",
+        "train C=4■ cancelled, 30 s",
     ]  # fmt: skip
     waiting, running = (
         rectangle(r) for r in told["train C=2▶ running, 2 min 20 s"].iter(f"{SVG}rect")
@@ -153,7 +153,7 @@ def test_no_box_overlaps_another_or_lies_outside(seed: int) -> None:
 
 def test_many_jobs_are_drawn_by_rules_and_stay_small() -> None:
     nodes = [
-        job(f"simulate {n}", NodeState.FAILED if n % 100 == 0 else NodeState.FINISHED, "simulate",
+        job(f"simulate {n}", NodeState.FAILED if n % 100 == 0 else NodeState.SUCCEEDED, "simulate",
             site=f"hpc{n % 2}", queued=T + n, started=T + n + 10, ended=T + n + 500)
         for n in range(3000)
     ]  # fmt: skip

@@ -146,7 +146,7 @@ def test_all_kinds_of_attempts_are_shown(
         assert part in bars
     assert "segment 5" not in bars, "it waits behind the fourth"
     boxes = section(root, "pipeline")
-    for part in ("one", "two", "all", "✗ failed", "✓ finished", "▶ running", "… queued"):
+    for part in ("one", "two", "all", "✗ failed", "✓ succeeded", "▶ running", "… queued"):
         assert part in boxes
     assert "train" in section(root, "resources")
     assert "1.0 GiB of 8.0 GiB" in section(root, "resources")
@@ -179,7 +179,7 @@ def test_jobs_are_listed_and_those_with_equal_ends_share_a_box(
     assert "1.0 GiB · 1.0 GiB · 1.0 GiB" in section(root, "resources"), "least, median and most"
     listed = [[told(cell) for cell in row] for row in root.iter("tr")]
     assert ["train x=0", "✗failed", "hpc1", "1", "", "", "", "4", "", "7"] in listed
-    done = ["make_it x=m0", "✓finished", "hpc1", "1", "", "5.0 s", "1 min", "4", "1.0 GiB", ""]
+    done = ["make_it x=m0", "✓succeeded", "hpc1", "1", "", "5.0 s", "1 min", "4", "1.0 GiB", ""]
     assert done in listed
     assert "make_<wbr/>it x=m0" in Path(HTML).read_text(), "a name may break here only"
     capsys.readouterr()
@@ -261,11 +261,11 @@ def test_the_last_run_is_shown_unless_all_are_wanted(
     succeed(journal, sent(journal, "a"))
     journal.end_run("finished", {})
     journal.begin_run({}, {})
-    assert numbers(capsys)["jobs"] == {"finished": 1}, "the last one with jobs"
+    assert numbers(capsys)["jobs"] == {"succeeded": 1}, "the last one with jobs"
     succeed(journal, sent(journal, "b"))
     succeed(journal, sent(journal, "c"))
-    assert numbers(capsys)["jobs"] == {"finished": 2}
-    assert numbers(capsys, every=True)["jobs"] == {"finished": 3}
+    assert numbers(capsys)["jobs"] == {"succeeded": 2}
+    assert numbers(capsys, every=True)["jobs"] == {"succeeded": 3}
 
 
 def test_only_reports_are_overwritten(journal: Journal, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ..jobs.paths import display_path, is_at, nearest
 from ..journal import TIMESTAMP, AttemptRecord, AttemptState
@@ -90,6 +91,12 @@ def encode_basis(
     """
     facts = {"made_of": made_of, "resources": resources, "project_files": project_files}
     return json.dumps(facts | {"makes": makes[:_MOST_NOTED]})
+
+
+def named_paths(basis: Mapping[str, Any]) -> list[str]:
+    """Return the inputs, code and outputs that the basis of an attempt names one by one."""
+    read = (name.partition(" ")[2] for name in basis.get("made_of", ()))
+    return [*filter(None, read), *basis.get("makes", ())]
 
 
 def why_unwanted(request: JobRequest, record: AttemptRecord, made_of: Mapping[str, str]) -> str:

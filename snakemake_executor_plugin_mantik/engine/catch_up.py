@@ -15,8 +15,9 @@ from typing import Any
 from ..common.errors import PlaceTaken, SiteError, SiteNotFound, SiteRejected
 from ..common.humanize import humanize_count, humanize_duration
 from ..jobs.paths import ATTEMPTS, PLACE, AttemptPaths
-from ..journal import AttemptRecord, AttemptState, Journal
+from ..journal import AttemptRecord, AttemptState, Journal, decode_basis
 from ..sites.base import Entry, Site
+from .adopt import named_paths
 from .evidence import find_claims, find_markers, list_claims, read_beginning, read_identity
 from .site_retry import SiteRetry
 
@@ -137,7 +138,9 @@ class CatchingUp:
             if facts is not None:
                 end = {"state": AttemptState.ENDED, "outcome": "succeeded"} if code == 0 else {}
                 place = {"place": self._place, "bucket": paths.bucket, "id": paths.attempt_id}
-                found.append({**facts, **place, **end})
+                # It may use anything; that it uses these is certain.
+                uses = {"uses": [".", *named_paths(decode_basis(facts["made_of"]))]}
+                found.append({**facts, **place, **uses, **end})
         records = self._journal.find_out(found)
         records += [r for r in self._journal.all_open_attempts() if r.id in known and r.may_run]
         return _message(where, records)

@@ -42,6 +42,7 @@ from .records import (
     UndeclaredFile,
     Used,
     content_name,
+    decode_basis,
     encode_identity,
     is_checksum,
     is_utf8,

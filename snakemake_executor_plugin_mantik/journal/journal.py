@@ -223,7 +223,7 @@ class Journal(Database):
     def find_out(self, attempts: Iterable[Mapping[str, Any]]) -> list[AttemptRecord]:
         """Learn of attempts that were found at a place; return them.
 
-        Each has the columns of `IDENTITY`, with `place`, `bucket`, `id` and `members`.
+        Each has the columns of `IDENTITY`, with `place`, `bucket`, `id`, `members` and `uses`.
         """
         known: backup.Facts = {}
         for facts in attempts:
@@ -232,8 +232,8 @@ class Journal(Database):
                 ("attempts", {"state": AttemptState.SUBMITTING, **facts}),
                 *(("members", {"attempt": attempt_id, "job": job, "name": name})
                   for job, name in facts["members"].items()),
-                # Nobody knows what it reads.
-                ("uses", {"place": place, "path": ".", "attempt": attempt_id, "checkpoint": False}),
+                *(("uses", {"place": place, "path": path, "attempt": attempt_id, "checkpoint": False})
+                  for path in facts["uses"] if is_utf8(path)),
             ]  # fmt: skip
         ids = [name for _, name in known]
         each = [(attempt_id,) for attempt_id in ids]

@@ -200,11 +200,7 @@ class AttemptRecord:
 
     @property
     def basis(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.made_of)
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
+        return decode_basis(self.made_of)
 
     @property
     def log_files(self) -> tuple[str, ...]:
@@ -272,6 +268,15 @@ class AttemptRecord:
     def paths(self) -> AttemptPaths:
         """Paths of the attempt's own files in the workspace."""
         return AttemptPaths(self.bucket, self.id)
+
+
+def decode_basis(made_of: str) -> dict[str, Any]:
+    """Return an attempt's basis; empty if it has none, or a damaged one."""
+    try:
+        found = json.loads(made_of)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 IDENTITY = (

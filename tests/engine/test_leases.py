@@ -686,3 +686,28 @@ async def test_an_older_copy_of_the_journal_that_is_put_back_doubles_nothing(
     await flow.lead()
     assert (await flow.job(1)).succeeded
     assert [run.job for run in world.runs] == ["job-1"]
+
+
+async def test_what_a_found_job_reads_is_not_replaced_under_it(
+    seat: Seats, world: World, tmp_path: Path
+) -> None:
+    """Its claim says what it reads, though the journal knows no file at the place."""
+    world.duration = lambda spec: LONG_S if spec.name == "job-2" else 10.0
+    flow = seat("flow")
+    await flow.lead()
+    assert (await flow.job(1)).succeeded
+    job = asyncio.create_task(flow.job(2, "out/1"))
+    await asyncio.sleep(20.0)
+    job.cancel()
+    await asyncio.wait([job])
+    flow.die()
+    shutil.rmtree(tmp_path / "flow" / STATE)
+    world.files = {path: of for path, of in world.files.items() if "/spare." not in path}
+    flow = seat("flow")
+    await flow.lead()
+    assert (await flow.job(1, command="make 1 anew")).succeeded
+    ended = "job-2: the job that an earlier run submitted to sim is ended"
+    assert [said for said in flow.said if ended in said]
+    reader, again = world.runs[1:]
+    assert reader.ended is not None
+    assert reader.ended <= again.begun

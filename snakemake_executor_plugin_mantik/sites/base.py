@@ -143,7 +143,7 @@ class JobState:
     """A job's state according to the site's scheduler; the marker takes precedence.
 
     Attributes:
-        reason: why the job ended, for `Phase.ENDED`.
+        reason: why the job ended, for `Phase.ENDED`; or why an earlier start of a waiting one did.
         detail: the site's own words, one line, may be empty.
         scheduler_id: the scheduler's id of the job, empty before it has one.
         waits: why a waiting job cannot start, other than waiting its turn, in the scheduler's

@@ -571,8 +571,9 @@ def _read(pool: Pool, entries: Mapping[str, Entry], allocations: Mapping[str, Jo
                 reason = _HOWS.get(how, Reason.EXIT_CODE)
                 ended = JobState(Phase.ENDED, reason, f"in the pool {pool.name}")
                 (second if code == 0 else done)[tag] = ended
-    # A job may have been sent again: what is alive of it counts first. One that returned 0 and left
-    # no marker is a second start of it.
+    # A job may have been sent again: what is alive of it counts first, but a marker may be there of
+    # the one that has ended. One that returned 0 and left no marker is a second start of it.
+    ready |= {tag: replace(ready[tag], reason=done[tag].reason) for tag in ready.keys() & done}
     look.states = {**second, **gone, **done, **ready, **run}
     # Of jobs that wait for others, what they wait for is here; or it has ended, and they can start.
     look.wanted = math.ceil(pool.share(max(cpus, 1), gpus)) if waiting else 0

@@ -227,13 +227,13 @@ class Journal(Database):
         """
         known: backup.Facts = {}
         for facts in attempts:
-            attempt_id, place = facts["id"], facts["place"]
+            attempt_id = facts["id"]
+            use = {"place": facts["place"], "attempt": attempt_id, "checkpoint": False}
             known["attempt", attempt_id] = [
                 ("attempts", {"state": AttemptState.SUBMITTING, **facts}),
                 *(("members", {"attempt": attempt_id, "job": job, "name": name})
                   for job, name in facts["members"].items()),
-                *(("uses", {"place": place, "path": path, "attempt": attempt_id, "checkpoint": False})
-                  for path in facts["uses"] if is_utf8(path)),
+                *(("uses", {**use, "path": path}) for path in facts["uses"] if is_utf8(path)),
             ]  # fmt: skip
         ids = [name for _, name in known]
         each = [(attempt_id,) for attempt_id in ids]

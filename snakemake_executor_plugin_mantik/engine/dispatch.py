@@ -128,6 +128,7 @@ class Dispatcher(Worker):
             named = name_by_makers(inputs, record.makers, self._journal.made)
             return self._made_of(request, named)
 
+        await self._place.in_use.ended(self._journal.open_attempts(*request.jobs))
         attempts = self._journal.open_attempts(*request.jobs)
         followed = self._journal.attempts(record.follows for record in attempts)
         adopted, unwanted = choose_attempts(
@@ -137,6 +138,8 @@ class Dispatcher(Worker):
             given_up={record.id for record in followed if record.state is AttemptState.ABANDONED},
             already=self._is_already_updated(request, files),
         )
+        if adopted is not None:  # from now on no other job ends it
+            self._place.in_use.mine.add(adopted.id)
         left = self._journal.left_attempts(request.jobs, self._place.id)
         gone = [*unwanted, *left]
         for record in gone:

@@ -13,6 +13,7 @@ again: it would go on with what is left of it. A job's own attempts show none of
 import asyncio
 import math
 import os
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
@@ -62,6 +63,7 @@ class InUse:
         """The attempts that are on their way to the site."""
         # Of many jobs that find the same conflicts, one resolves them.
         self._clearing = asyncio.Lock()
+        self._ending = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
     def _by(self, path: str, *, above: bool = True) -> list[AttemptRecord]:
         """Return the attempts because of which a path must stay; see `UseLedger.of`."""
@@ -182,9 +184,8 @@ class InUse:
             if not self._ledger.conflicts(self._place, path, sha256):
                 continue
             if makers := self._among(path, sha256, makes=True):
-                await self._give_up(makers)
                 why = f"since another job of this run uses {display_path(path)}"
-                messages += [ended_since_message(record, why) for record in makers]
+                messages += await self._end(makers, why)
             if self._among(path, sha256, makes=False):
                 async with self._clearing:
                     late = self._among(path, sha256, makes=False)
@@ -214,10 +215,9 @@ class InUse:
             above = bool(self._ledger.remote_files_at(self._place, [path]))
             while users := await self._settle(self._others(record, path, above=above)):
                 earlier = [user for user in users if user.id not in self.mine]
-                await self._give_up(earlier)
                 why = f"since a job of this run changes {display_path(path)}, which it uses"
-                for user in earlier:
-                    self._notify(ended_since_message(user, why))
+                for message in await self._end(earlier, why):
+                    self._notify(message)
                 awaited = [
                     user
                     for user in users
@@ -236,6 +236,26 @@ class InUse:
                 said = True
                 await asyncio.sleep(_LOOK_AGAIN_S)
                 await self._assure()
+
+    async def _end(self, records: Iterable[AttemptRecord], why: str) -> list[str]:
+        """End attempts of earlier runs, unless this run has adopted them; return messages."""
+        messages = []
+        for record in records:
+            async with self._ending[record.id]:
+                if record.id in self.mine:
+                    continue
+                for known in self._journal.attempts([record.id]):
+                    if known.left_behind or not known.state.final:
+                        await self._give_up([known])
+                        messages.append(ended_since_message(known, why))
+        return messages
+
+    async def ended(self, records: Iterable[AttemptRecord]) -> None:
+        """Wait for the end of those attempts that another job is ending."""
+        for record in records:
+            if record.id in self._ending:
+                async with self._ending[record.id]:
+                    pass
 
     def _was_behind(self, user: AttemptRecord, record: AttemptRecord) -> bool:
         makers = self._journal.attempts(user.makers.values())

@@ -145,6 +145,39 @@ def test_a_segment_is_submitted_again_whose_predecessor_the_journal_has_lost(
     assert len(sim.runs) == STEPS
 
 
+def test_a_job_does_not_adopt_what_another_one_is_ending(tmp_path: Path) -> None:
+    """Its attempt would end, and be reported as a failure."""
+    sim = world(job_1=LONG_S)
+    write(tmp_path, "a")
+
+    async def begin(controller: Controller) -> None:
+        assert (await controller.job(request(0))).succeeded
+        asyncio.ensure_future(controller.work.run(request(1, "a")))  # noqa: RUF006 - it is left
+        while len(sim.runs) < 2:
+            await asyncio.sleep(1)
+
+    async def again(controller: Controller) -> None:
+        [record] = controller.journal.all_open_attempts()
+        # As if it was found by its claim: nobody knows what it reads.
+        controller.journal.uses.begin(record.id, controller.place.id, ["."])
+        cancelled = asyncio.Event()
+
+        def fault(method: str, about: str) -> Fault:
+            if method == "cancel":
+                cancelled.set()
+            return ""
+
+        controller.site.fault = fault
+        other = asyncio.ensure_future(controller.job(replace(request(0), command="make 0 anew")))
+        await cancelled.wait()
+        assert (await controller.job(request(1, "a"))).succeeded
+        assert (await other).succeeded
+
+    simulate(tmp_path, sim, begin)
+    simulate(tmp_path, sim, again)
+    assert [run.how for run in sim.runs] == ["exit 0", "exit 143", "exit 0", "exit 0"]
+
+
 def test_who_is_superseded_waits_for_nothing(tmp_path: Path) -> None:
     """It may not end what another controller leads now."""
 

@@ -42,8 +42,8 @@ def prepare(project: Project) -> None:
 
 def started(project: Project, run: Running) -> bool:
     """Whether all jobs are at the site, and those that it has room for are running."""
-    there = run.output.count(": submitted to ") == 4 and "sum: waits for" in run.output
-    return there and len(project.lines()) >= 2
+    told = [*(f"slow n={n}: submitted to" for n in range(4)), "sum: waits for"]
+    return all(words in run.output for words in told) and len(project.lines()) >= 2
 
 
 def test_killed_while_jobs_run(both: Project) -> None:

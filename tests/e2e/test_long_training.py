@@ -171,11 +171,7 @@ def begun(project: Project, run: Running, *noted: str) -> None:
 
 
 def open_segment(project: Project, number: int) -> AttemptRecord:
-    found: list[AttemptRecord] = []
+    def look() -> list[AttemptRecord]:
+        return [r for r in project.attempts if r.segment == number and not r.state.final]
 
-    def look() -> bool:
-        found[:] = [r for r in project.attempts if r.segment == number and not r.state.final]
-        return bool(found)
-
-    until(look, f"an attempt for segment {number}")
-    return found[-1]
+    return until(look, f"an attempt for segment {number}")[-1]

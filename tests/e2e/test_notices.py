@@ -40,8 +40,7 @@ def test_the_first_failure_is_announced_at_once_and_then_the_end(project: Projec
     got = project.directory / "notices.jsonl"
     command = "sh -c 'cat >> notices.jsonl; echo >> notices.jsonl'"
     running = project.start("--keep-going", "--mantik-notify", command)
-    until(lambda: notices(got), "the first failure")
-    [first] = notices(got)
+    [first] = until(lambda: notices(got), "the first failure")
     assert (first["event"], first["outcome"], first["sites"]) == ("failed", None, ["hpc1"])
     assert first["running"] >= 1
     assert first["directory"] == str(project.directory)

@@ -101,13 +101,8 @@ def test_what_jobs_ask_for(project: Project) -> None:
         *("--latency-wait", "1"),
         *("--shadow-prefix", "shadows", "--container-image", "image"),
         *("--apptainer-prefix", "images"),
-        *(
-            "--preemptible-rules",
-            "--preemptible-retries",
-            "3",
-            "--max-status-checks-per-second",
-            "1",
-        ),
+        *("--preemptible-rules", "--preemptible-retries", "3"),
+        *("--max-status-checks-per-second", "1"),
     ).ok()
     assert project.read("shown.txt") == "3 300 3 300 before said 3\n"
     assert [record.name for record in project.attempts] == ["of shown 0"] * 3

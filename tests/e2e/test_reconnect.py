@@ -39,7 +39,7 @@ def running(project: Project) -> Running:
     project.write("Snakefile", SNAKEFILE)
     run = project.start("--nolock", "--rerun-incomplete")
     until(lambda: sorted(project.lines()) == ["a", "b"], "the jobs")
-    until(lambda: run.output.count(": submitted to ") >= 2, "their ids")
+    until(lambda: all(f"slow name={n}: submitted to" in run.output for n in "ab"), "their ids")
     return run
 
 

@@ -56,16 +56,12 @@ def run(project: Project, *arguments: str, site: bool = True, other: str = "") -
 
 
 def test_it_becomes_snakemake(churn: Project) -> None:
-    words = (
-        "-m",
-        "snakemake_executor_plugin_mantik",
-        "run",
-        "it's churn",
-        "-P",
-        "data=data set.csv",
-    )
+    words = ("run", "it's churn", "-P", "data=data set.csv")
     ran = subprocess.run(
-        [sys.executable, *words, "--site", f"hpc1={churn.config}", "--", "-n"],
+        [
+            sys.executable, "-m", "snakemake_executor_plugin_mantik", *words,
+            "--site", f"hpc1={churn.config}", "--", "-n",
+        ],
         cwd=churn.directory, env=churn.environment, stdin=subprocess.DEVNULL, text=True,
         capture_output=True, timeout=WAIT_S, check=False,
     )  # fmt: skip

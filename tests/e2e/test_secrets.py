@@ -93,13 +93,8 @@ def test_secrets_beside_the_snakefile_go_to_no_site(both: Project) -> None:
     assert leaks(both.place.server, words=(secret,)) == []
     (line,) = [line for line in said.splitlines() if "Site: Include" in line]
     for name in (
-        "closed.txt",
-        "keys/mine",
-        "credentials.json",
-        "link.txt",
-        "site.txt",
-        "again.txt",
-    ):
+        "closed.txt", "keys/mine", "credentials.json", "link.txt", "site.txt", "again.txt"
+    ):  # fmt: skip
         assert name in line
         assert f"{name}\n" not in both.read("good.txt")
     assert "run.sh" not in line

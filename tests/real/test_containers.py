@@ -28,16 +28,13 @@ def submit(spec: JobSpec, trial: Trial, cluster: slurm.Slurm, *options: str) -> 
 
 
 def ended(spec: JobSpec, trial: Trial) -> tuple[str, str]:
-    codes: list[int] = []
-
-    def look() -> bool:
+    def codes() -> list[int]:
         # Other files of the attempt begin with its id, too.
         markers = [parse_marker_name(path.name) for path in trial.attempts.iterdir()]
-        codes[:] = [one[1] for one in markers if one and one[0] == spec.paths.attempt_id]
-        return bool(codes)
+        return [one[1] for one in markers if one and one[0] == spec.paths.attempt_id]
 
-    until(look, "the job has ended")
-    return str(codes[0]), (trial.workspace / spec.paths.log).read_text()
+    code = until(codes, "the job has ended")[0]
+    return str(code), (trial.workspace / spec.paths.log).read_text()
 
 
 def test_tasks_in_containers_and_their_end(trial: Trial, real_slurm: slurm.Slurm) -> None:

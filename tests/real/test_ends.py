@@ -76,8 +76,7 @@ def test_each_is_reported_with_its_reason(project: Project, outside: Path, centr
     kill_all(int((outside / "killed").read_text()))
     until(begun("cancelled"), "a job that is cancelled")
     slurm.cancel(*numbers(outside / "cancelled.jobs"))
-    until(waits, "a job that waits")
-    slurm.cancel(*waits())
+    slurm.cancel(until(waits, "a job that waits")[-1])
     until(begun("node"), "a job on a node that fails")
     slurm.fail_node(numbers(outside / "node.jobs")[-1])
     (outside / "through").touch()
@@ -141,8 +140,12 @@ def test_why_a_job_cannot_start_is_reported(project: Project) -> None:
 
     running = project.start("--keep-going")
     until(told, "both reasons")
-    until(lambda: DOWN in smk_mantik(project, "jobs").ok().output, "the third reason")
-    shown = smk_mantik(project, "jobs").ok().output
+
+    def explained() -> str:
+        shown = smk_mantik(project, "jobs").ok().output
+        return shown if DOWN in shown else ""
+
+    shown = until(explained, "the third reason")
     said = running.interrupt().output
 
     never, waits = (next(t for t in project.attempts if t.rule == r) for r in ("never", "waits"))

@@ -41,7 +41,8 @@ def both_run(project: Project) -> Running:
     project.write("Snakefile", WAITS)
     running = project.start("--nolock", "--rerun-incomplete")
     until(lambda: sorted(project.lines("ran")) == ["0", "1"], "both jobs", LONG_S)
-    until(lambda: running.output.count(": submitted to ") == 2, "their ids", LONG_S)
+    # More often on a busy machine: what was lost there is submitted again.
+    until(lambda: all(f"slow n={n}: submitted to" in running.output for n in "01"), "ids", LONG_S)
     return running
 
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -148,6 +148,8 @@ class SlurmCluster:
 def kill_all(pid: int) -> None:
     """Kill with -9 all processes of the job to which the process belongs, but not Slurm's own."""
     session = os.getsid(pid)
-    found = [p.pid for p in processes.processes() if p.session == session]
-    own = [p for p in found if "slurmstepd" not in Path(f"/proc/{p}/comm").read_text()]
-    processes.signal_all(own, signal.SIGKILL)
+    for process in processes.processes():
+        with suppress(OSError):  # it has ended meanwhile
+            comm = Path(f"/proc/{process.pid}/comm").read_text()
+            if process.session == session and "slurmstepd" not in comm:
+                os.kill(process.pid, signal.SIGKILL)

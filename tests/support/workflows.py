@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from textwrap import dedent
+from typing import TypeVar
 
 from hpc_sandbox.batch import CancelError
 from hpc_sandbox.firecrest.site import FirecrestServer
@@ -27,6 +28,7 @@ from snakemake_executor_plugin_mantik.journal import AttemptRecord, Journal, rea
 from tests.support import forkserver
 from tests.support.forkserver import Fork
 
+T = TypeVar("T")
 WAIT_S = 600.0
 """How long one command may take, seconds: many times what it does take."""
 
@@ -335,11 +337,13 @@ def tree(directory: Path) -> dict[str, str | bytes]:
     return found
 
 
-def until(condition: Callable[[], object], what: str, deadline: float = WAIT_S) -> None:
+def until(condition: Callable[[], T], what: str, deadline: float = WAIT_S) -> T:
+    """Return what a condition gives that holds, for those who look at it."""
     end = time.monotonic() + deadline
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < end, f"waited {deadline} s in vain for {what}"
         time.sleep(0.05)
+    return found
 
 
 def tells(said: str, *words: str) -> None:

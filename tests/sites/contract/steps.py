@@ -4,17 +4,23 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import TypeVar
 
-from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import (
+    SiteBusy,
+    SiteError,
+    SiteRejected,
+    SiteUnreachable,
+)
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site, SiteFacts, Submission
 
 NAME = "rule: a=1,b"
 """What jobs are called."""
 STARTS_S = 600.0
-"""How long a job may take to start, or to end after it was asked to, seconds."""
-LISTED_S = 600.0
-"""How long a list of jobs may lack one, seconds."""
+"""How long a job may take to start, to end after it was asked to, or to be listed, seconds."""
+T = TypeVar("T")
 
 
 def a_job(script: str, resources: Resources | None = None) -> Submission:
@@ -42,14 +48,15 @@ async def until_explained(site: Site, job: str) -> JobState:
     return await _until(lambda: site.explain(job), ended)
 
 
-async def _until(
-    ask: Callable[[], Awaitable[JobState]], wanted: Callable[[JobState], bool]
-) -> JobState:
-    deadline = time.monotonic() + STARTS_S
-    while not wanted(state := await ask()):
-        assert time.monotonic() < deadline, f"the job is still {state}"
+async def _until(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], bool]) -> T:
+    """Ask again whenever a site says that its scheduler is too slow, as the engine does."""
+    deadline, found = time.monotonic() + STARTS_S, None
+    while True:
+        with suppress(SiteBusy, SiteUnreachable):
+            if wanted(found := await ask()):
+                return found
+        assert time.monotonic() < deadline, f"it is still {found}"
         await asyncio.sleep(0.1)
-    return state
 
 
 async def fate(site: Site, submission: Submission) -> JobState | SiteError:
@@ -75,20 +82,19 @@ async def until_let_end(site: Site, job: str, code: int) -> JobState:
 
 async def until_found(site: Site, wanted: Mapping[str, set[str]]) -> None:
     """The list of a scheduler may lack a job for some seconds; it never tells one that is not."""
-    deadline = time.monotonic() + LISTED_S
-    names = dict.fromkeys(wanted, NAME)
-    while (found := {t: set(ids) for t, ids in (await site.find(names)).items()}) != wanted:
+
+    async def ask() -> dict[str, set[str]]:
+        listed = await site.find(dict.fromkeys(wanted, NAME))
+        found = {tag: set(ids) for tag, ids in listed.items()}
         assert found.keys() == wanted.keys()
         assert all(found[tag] <= wanted[tag] for tag in wanted)
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
+        return found
+
+    await _until(ask, lambda found: found == wanted)
 
 
 async def until_there(site: Site, path: str) -> None:
-    deadline = time.monotonic() + STARTS_S
-    while await site.stat(path) is None:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
+    await _until(lambda: site.stat(path), bool)
 
 
 async def refused(*acts: Awaitable[object]) -> None:

@@ -190,7 +190,7 @@ async def test_asyncio_client(sandbox: Sandbox, home: str, tmp_path: Path) -> No
         )
     )
     ids = [job["jobId"] for job in submitted]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(600):
         while True:
             jobs = {job["jobId"]: job for job in await site.job_info(SYSTEM, name="aio")}
             if all(jobs.get(i, {}).get("time", {}).get("end") for i in ids):

@@ -139,7 +139,7 @@ async def test_asyncio_client(sandbox: Sandbox) -> None:
         )
         for number, job in enumerate(jobs):
             job.cache_time = 0
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(600):
                 while await job.is_running:
                     await asyncio.sleep(0.05)
             assert await job.exit_code == (number or 0)

@@ -77,7 +77,7 @@ class Allocations:
         return agent
 
     def run(self, pool: Pool = POOL) -> None:
-        assert self.start(pool).wait(60) == 0
+        assert self.start(pool).wait(600) == 0
         assert "rror" not in (self.workspace / "agent.log").read_text()
 
     def done(self) -> dict[str, str]:
@@ -125,10 +125,10 @@ def test_an_agent_shows_what_its_jobs_have_used(pool: Allocations) -> None:
     agent = pool.start(replace(POOL, idle_s=60))
     assert wait_for(lambda: used(pool))[0][1] == 0
     wait_for(lambda: list(pool.directory.glob("done.0.*")))
-    wait_for(lambda: used(pool)[0][1] > 0)
-    [(there, of_jobs)] = used(pool)
+    # It may have been shown before, while the job ran.
+    [(there, of_jobs)] = wait_for(lambda: [each for each in used(pool) if each[1] >= 4])
     assert there >= 2
-    assert 4 <= of_jobs <= 2 * there + 1
+    assert of_jobs <= 2 * there + 1
     agent.kill()
     agent.wait()
 
@@ -140,7 +140,7 @@ def test_an_agent_shows_what_its_jobs_have_used(pool: Allocations) -> None:
 def test_a_clock_that_jumps_ends_nothing(pool: Allocations) -> None:
     """Bash computes SECONDS from the node's clock."""
     [tag] = pool.send("exit 0")
-    assert pool.start(first="SECONDS=99999").wait(60) == 0
+    assert pool.start(first="SECONDS=99999").wait(600) == 0
     assert pool.done() == {tag: "0"}
 
 
@@ -151,7 +151,7 @@ def test_each_node_of_an_allocation_runs_jobs(pool: Allocations) -> None:
     """Each job sees one node only; the allocation ends when nothing is left on any."""
     meet = "echo $SLURM_NNODES $SLURM_NTASKS > {0}; until [ -e {1} ]; do sleep 0.05; done"
     tags = pool.send(meet.format("a", "b"), meet.format("b", "a"))
-    assert pool.start(TWO_NODES, "A").wait(60) == 0
+    assert pool.start(TWO_NODES, "A").wait(600) == 0
     assert pool.done() == dict.fromkeys(tags, "0")
     assert pool.read("a") == pool.read("b") == "1 1\n"
     assert {allocation_of(path.name) for path in pool.directory.glob("used.*")} == {"A"}
@@ -169,7 +169,7 @@ def test_what_a_killed_agent_of_one_node_had_taken_is_free(pool: Allocations) ->
     assert run.name.endswith(other)
     assert allocation_of(run.name) == "A"
     (pool.workspace / "go").touch()
-    assert agent.wait(60) == 0
+    assert agent.wait(600) == 0
     assert pool.done() == {killed: "pool", other: "0"}
 
 
@@ -178,7 +178,7 @@ def test_a_signal_reaches_the_agents_of_all_nodes(pool: Allocations) -> None:
     agent = pool.start(TWO_NODES)
     wait_for(lambda: len(list(pool.workspace.glob("[ab]"))) == 2)
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(60) == 0
+    assert agent.wait(600) == 0
     assert pool.done() == dict.fromkeys(tags, "pool")
 
 
@@ -235,7 +235,7 @@ def test_a_job_waits_for_those_that_it_is_behind(pool: Allocations) -> None:
     wait_for(lambda: pool.read("log").count("\n") == 3)
     assert "last" not in pool.read("log")
     (pool.workspace / "go").touch()
-    assert [agent.wait(60) for agent in agents] == [0, 0]
+    assert [agent.wait(600) for agent in agents] == [0, 0]
     assert pool.read("log").splitlines()[-3:] == ["slow", "last", "after"]
 
 
@@ -305,7 +305,7 @@ def test_jobs_are_divided_among_files() -> None:
 def test_one_of_several_allocations_takes_each_job(pool: Allocations) -> None:
     tags = pool.send(*["echo ran >> log"] * 60)
     agents = [pool.start() for _ in range(3)]
-    assert [agent.wait(60) for agent in agents] == [0, 0, 0]
+    assert [agent.wait(600) for agent in agents] == [0, 0, 0]
     assert pool.done() == dict.fromkeys(tags, "0")
     assert pool.read("log") == "ran\n" * 60
 
@@ -327,7 +327,7 @@ def test_a_cancelled_job_ends(pool: Allocations) -> None:
     wait_for((pool.workspace / "begun").exists)
     for tag in (waiting, running):
         (pool.directory / f"stop.{tag}").touch()
-    assert agent.wait(60) == 0
+    assert agent.wait(600) == 0
     assert pool.done() == {running: "stop"}
     assert not (pool.workspace / "no").exists()
     assert not list(pool.directory.glob("stop.*"))
@@ -351,7 +351,7 @@ def test_an_agent_goes_on_in_a_directory_that_was_made_anew(
     wait_for(lambda: list(pool.directory.glob("pool.A")))
     (pool.directory / f"stop.{cancelled}").touch()
 
-    assert agent.wait(60) == 0
+    assert agent.wait(600) == 0
     done = pool.done()
     assert done.pop(failed, "2") == "2", "it may have ended without a directory to say so in"
     assert done == {cancelled: "stop", follows: "4"}
@@ -368,7 +368,7 @@ def test_no_process_is_left_of_an_agent_that_was_ended(
     below = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
     assert below, "what wakes it"
     agent.send_signal(number)
-    agent.wait(60)
+    agent.wait(600)
     wait_for(lambda: not any(Path(f"/proc/{process}").exists() for process in below))
 
 
@@ -377,14 +377,14 @@ def test_a_signal_to_the_allocation_ends_its_jobs(pool: Allocations) -> None:
     agent = pool.start()
     wait_for((pool.workspace / "begun").exists)
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(60) == 0
+    assert agent.wait(600) == 0
     assert pool.done() == {tag: "pool"}
 
 
 def test_what_ran_before_an_allocation_was_put_back_has_ended(pool: Allocations) -> None:
     (pool.directory / "run.again.lost").touch()
     (pool.directory / "run.other.runs").touch()
-    assert pool.start(allocation="again").wait(60) == 0
+    assert pool.start(allocation="again").wait(600) == 0
     assert pool.done() == {"lost": "pool"}
     assert (pool.directory / "run.other.runs").exists()
 
@@ -422,7 +422,7 @@ def test_a_job_that_was_sent_twice_does_not_run_beside_itself(pool: Allocations)
     )
     assert pool.read("log") == "ran\n"
     (pool.workspace / "go").touch()
-    assert agent.wait(60) == 0
+    assert agent.wait(600) == 0
     assert pool.done() == {job.tag: "0"}
     assert pool.read("log") == "ran\n"
 

@@ -1,6 +1,5 @@
 """Of all starts of an attempt one runs, whatever happens."""
 
-import os
 import posixpath
 import shutil
 import signal
@@ -9,7 +8,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from tests.support.trial import Trial, session, wait_until
+from tests.support.trial import Trial, signal_session, wait_until
 
 COUNT = "echo ran >> runs"
 
@@ -148,8 +147,7 @@ def test_late_strays_after_a_successor(trial: Trial) -> None:
     revoked = trial.spec("echo revoked > out", outputs=outputs)
     first = trial.start(lost)
     wait_until((trial.workspace / "out").exists)
-    for member in session(first.pid):
-        os.kill(member, signal.SIGKILL)
+    signal_session(first.pid, signal.SIGKILL)
     first.communicate()
     (trial.workspace / revoked.paths.claim).mkdir()
 

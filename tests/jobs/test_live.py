@@ -5,7 +5,6 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -15,7 +14,7 @@ from snakemake_executor_plugin_mantik.jobs import packs
 from snakemake_executor_plugin_mantik.jobs.packs import Pack, TarDamaged, read_packs
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, LiveDirectory, OutputFile
 from snakemake_executor_plugin_mantik.tracking.store import GROWING
-from tests.support.trial import NASTY, QUICK, Trial, packed, session, wait_until
+from tests.support.trial import NASTY, QUICK, Trial, packed, session, signal_session, wait_until
 
 STORE = "log"
 QUICK_LIVE = replace(QUICK, live_s=1, live_file_bytes=1000)
@@ -334,9 +333,7 @@ def test_a_look_that_hangs_or_fails_holds_up_nothing(trial: Trial, program: str)
     assert Reader(trial, spec).told == 0
     trial.write("go")
     assert trial.end(spec, process).sure.exit_code == 0
-    for left in session(process.pid):
-        with suppress(ProcessLookupError):  # the heart has just seen that all is over
-            os.kill(left, signal.SIGKILL)
+    signal_session(process.pid, signal.SIGKILL)
 
 
 def test_half_a_pack_is_written_anew(trial: Trial) -> None:

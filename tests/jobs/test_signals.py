@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs.spec import Environment, OutputFile
-from tests.support.trial import QUICK, Ended, Trial, session, wait_until
+from tests.support.trial import QUICK, Ended, Trial, session, signal_session, wait_until
 
 AFTER = Environment(after_on_compute=("echo cleaned > after",))
 GRACE_S = 2
@@ -76,10 +76,7 @@ def test_a_stubborn_command_is_killed_after_the_grace(trial: Trial) -> None:
 def test_a_signal_to_every_process_as_slurm_sends_it(trial: Trial) -> None:
     spec = trial.spec("touch running; sleep 600", environment=AFTER)
     process = trial.running(spec)
-    for member in session(process.pid):
-        with suppress(ProcessLookupError):
-            os.kill(member, signal.SIGCONT)
-            os.kill(member, signal.SIGTERM)
+    signal_session(process.pid, signal.SIGCONT, signal.SIGTERM)
     ended = trial.end(spec, process)
     assert ended.sure.exit_code == 143
     assert ended.sure.signal == "TERM"

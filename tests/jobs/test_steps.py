@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
 )
 from snakemake_executor_plugin_mantik.jobs.script import PART_BYTES, STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import Environment, InputFile, OutputFile
-from tests.support.trial import NASTY, QUICK, Trial, session, wait_until
+from tests.support.trial import NASTY, QUICK, Trial, signal_session, wait_until
 
 CLEAN = ("echo cleaned > after",)
 
@@ -64,10 +64,9 @@ def test_a_signal_to_all_processes_loses_no_hook(trial: Trial) -> None:
     process = trial.start(spec)
     wait_until((trial.workspace / "one").exists)
     for number in (signal.SIGINT, signal.SIGHUP):
-        for member in session(process.pid):
-            os.kill(member, number)
+        signal_session(process.pid, number)
     (trial.workspace / "go").touch()
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     assert (trial.workspace / "two").exists()
     assert (trial.workspace / "three").exists()
 

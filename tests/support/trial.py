@@ -132,9 +132,7 @@ class Trial:
         """Kill what still runs of all that was started."""
         for process in self._started:
             if process.poll() is None:
-                for member in session(process.pid):
-                    with suppress(ProcessLookupError):
-                        os.kill(member, signal.SIGKILL)
+                signal_session(process.pid, signal.SIGKILL)
                 process.communicate()
             for stream in filter(None, (process.stdout, process.stderr)):
                 stream.close()
@@ -215,6 +213,14 @@ def session(leader: int) -> list[int]:
     return found
 
 
+def signal_session(leader: int, *numbers: signal.Signals) -> None:
+    """Send signals to what of a session has not ended meanwhile."""
+    for member in session(leader):
+        with suppress(ProcessLookupError):
+            for number in numbers:
+                os.kill(member, number)
+
+
 def packed(files: Mapping[str, bytes | None], links: Mapping[str, str] | None = None) -> bytes:
     """A gzipped tar; None stands for an empty directory."""
     buffer = io.BytesIO()
@@ -233,7 +239,7 @@ def packed(files: Mapping[str, bytes | None], links: Mapping[str, str] | None = 
     return buffer.getvalue()
 
 
-def wait_until(true: Callable[[], object], seconds: float = 100.0) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 600.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "waited in vain"

@@ -5,6 +5,7 @@ import pytest
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.tracking.run import direct_remark, sent_variables
+from tests.e2e.test_secrets import leaks
 from tests.support.workflows import tells
 from tests.tracking.conftest import PASSWORD, Tracked, TrackingServer, workflow
 
@@ -74,7 +75,5 @@ def test_a_job_logs_by_itself(
     with open(log) as file:
         assert "seen {'m': 1.0} True" in file.read()
     # The job has removed it, and it is nowhere else.
-    for place in (sandbox.directory, project.directory):
-        held = [path for path in place.rglob("*") if path.is_file()]
-        assert not [path for path in held if PASSWORD.encode() in path.read_bytes()]
+    assert leaks(sandbox.directory, project.directory, words=(PASSWORD,)) == []
     assert not list(project.workspace.rglob("mlruns"))

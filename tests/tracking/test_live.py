@@ -70,7 +70,7 @@ def touch(project: Project, name: str) -> None:
 
 
 def reached(project: Project, name: str) -> None:
-    until((project.workspace / name).exists, f"the job's {name}", deadline=90)
+    until((project.workspace / name).exists, f"the job's {name}")
 
 
 def points(tracked: Tracked, run: Run) -> list[str]:

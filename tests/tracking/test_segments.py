@@ -70,7 +70,7 @@ def prepare(tracked: Tracked) -> None:
 
 
 def begun(project: Project, number: int) -> None:
-    until((project.workspace / f"begun-{number}").exists, f"segment {number}", deadline=120)
+    until((project.workspace / f"begun-{number}").exists, f"segment {number}")
 
 
 def history(tracked: Tracked, key: str) -> list[tuple[int, float]]:

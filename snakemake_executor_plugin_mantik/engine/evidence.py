@@ -221,6 +221,8 @@ def judge(known: Evidence, now: float, settings: SiteSettings) -> Finding:
         return Finding.RUNNING if known.claimed else Finding.UNKNOWN
     timing, owner = settings.timing, known.owner if known.claimed else None
     states = {i: s for i, s in known.states.items() if owner is None or owner.is_job(i, s)}
+    if known.claimed:  # by another submission than one that the site has rejected
+        states = {i: s for i, s in states.items() if s.reason is not Reason.REJECTED}
     phases = {state.phase for state in states.values()}
     if phases & {Phase.WAITING, Phase.RUNNING}:
         known.ended_since = known.denied_since = None

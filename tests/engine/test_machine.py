@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.evidence import Evidence, Finding
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine.evidence import Evidence, Finding, judge
 from snakemake_executor_plugin_mantik.engine.machine import (
     ANYWAY,
     IF_CHANGED,
@@ -41,6 +42,15 @@ SET_UP = Reason.SET_UP
 
 def over(reason: Reason | None, *, later: bool = False) -> JobState:
     return JobState(Phase.ENDED, reason, later=later)
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_rejected_submission_is_not_the_end_of_a_job_that_has_started(started: bool) -> None:
+    """Another one may have started it, and a pool's refusal is about its next allocation."""
+    known = Evidence(claimed=started, ids=["id"])
+    known.hear({"id": over(Reason.REJECTED)})
+    found = [judge(known, now, SiteSettings()) for now in (0.0, 1000.0)][1]
+    assert found is (Finding.RUNNING if started else Finding.ENDED)
 
 
 @pytest.mark.parametrize(

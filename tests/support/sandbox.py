@@ -1,12 +1,11 @@
 """A running sandbox for tests, and what is needed to talk to it."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +16,7 @@ from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import PARTITIONS, FirecrestSettings, SandboxSettings, SiteOption, Timing
 from hpc_sandbox.unicore import UnicoreServer
 from tests.support import clusters
+from tests.support.workflows import T, until
 
 FAST = SandboxSettings(
     timing=Timing(status_interval=0.1, death_lag=0.5, resubmit_delay=0.05, kill_wait=1.0,
@@ -28,8 +28,6 @@ FAST = SandboxSettings(
                                 accounting_lag=0.2, store_interval=0.1),
 )  # fmt: skip
 """A sandbox that loses no time."""
-
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="session")
@@ -51,11 +49,7 @@ def faulty(sandbox: Sandbox) -> Iterator[Sandbox]:
 
 
 def wait_for(condition: Callable[[], T], deadline: float = 600.0) -> T:
-    end = time.monotonic() + deadline
-    while not (found := condition()):
-        assert time.monotonic() < end, f"waited {deadline} s in vain"
-        time.sleep(0.02)
-    return found
+    return until(condition, "what has to come", deadline)
 
 
 class RestClient:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import tarfile
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -22,6 +21,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import AttemptPaths, bundle_pat
 from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, ScriptLimits
 from snakemake_executor_plugin_mantik.staging.bundle import compress
+from tests.support.workflows import until
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 """A file name that nothing may stumble over."""
@@ -239,8 +239,5 @@ def packed(files: Mapping[str, bytes | None], links: Mapping[str, str] | None = 
     return buffer.getvalue()
 
 
-def wait_until(true: Callable[[], object], seconds: float = 600.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
+def wait_until(true: Callable[[], object]) -> None:
+    until(true, "what has to come")

@@ -54,6 +54,15 @@ Site:
 """
 
 
+class _Patient(httpx.Client):
+    """Asks again while others have all channels of the user's connection to the login node."""
+
+    def send(self, *request: Any, **options: Any) -> httpx.Response:
+        while "a new SSH channel" in (answer := super().send(*request, **options)).text:
+            time.sleep(0.2)
+        return answer
+
+
 @dataclass(frozen=True)
 class Firecrest:
     """A firecREST server, as its clients must know it.
@@ -71,7 +80,7 @@ class Firecrest:
     def client(self, timeout_s: float = 100) -> httpx.Client:
         form = {"grant_type": "client_credentials", "client_id": CLIENT, "client_secret": SECRET}
         token = httpx.post(self.token_url, data=form, trust_env=False).json()["access_token"]
-        return httpx.Client(
+        return _Patient(
             base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=timeout_s,
             trust_env=False,
         )  # fmt: skip

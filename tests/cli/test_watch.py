@@ -201,12 +201,11 @@ def test_when_a_job_is_expected_to_start(tmp_path: Path) -> None:
         journal.pending(first, "Priority", 7200.0)
         journal.pending(second, "", 7200.0)
     jobs = overview_jobs(read_history(tmp_path / STATE), controlled=True)
-    assert jobs[0].queued is not None
-    expected = jobs[0].queued + 7200.0
-    when = time.strftime("%d %b %H:%M", time.localtime(expected))
+    expected, later = (job.queued + 7200.0 for job in jobs if job.queued is not None)
+    when, then = (time.strftime("%d %b %H:%M", time.localtime(t)) for t in (expected, later))
     assert [job.words for job in jobs] == [
         f"waiting: Priority (other jobs come first), expected to start on {when}",
-        f"waiting: expected to start on {when}",
+        f"waiting: expected to start on {then}",
     ]
     assert jobs[0].as_json(0.0)["expected_start"] == expected
     with closing(Journal(tmp_path / STATE)) as journal:

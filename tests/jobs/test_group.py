@@ -70,7 +70,7 @@ def team(*members: GroupMember, needs: int | None = None, **values: object) -> G
     return replace(GroupProgram(numbered, teams, "report", (100,)), **values)  # type: ignore[arg-type]
 
 
-MEET = "touch {me}; for i in {{1..100}}; do [ -e {other} ] && exit; sleep 0.1; done; exit 9"
+MEET = "touch {me}; for i in {{1..6000}}; do [ -e {other} ] && exit; sleep 0.1; done; exit 9"
 """Succeeds only where another member runs at the same time."""
 
 

@@ -20,8 +20,8 @@ from snakemake_executor_plugin_mantik.sites.http import MALFORMED
 from tests.real.centre import SERVERS, USER, Centre
 from tests.real.centre.issuer import Issuer
 from tests.real.centre.objects import object_store
+from tests.real.centre.sshd import MAX_SESSIONS, login_node
 from tests.real.centre.sshd import lacking as sshd_lacking
-from tests.real.centre.sshd import login_node
 from tests.support.daemons import Daemon
 from tests.support.ports import free_port
 from tests.support.shared import Told
@@ -54,15 +54,6 @@ Site:
 """
 
 
-class _Patient(httpx.Client):
-    """Asks again while others have all channels of the user's connection to the login node."""
-
-    def send(self, *request: Any, **options: Any) -> httpx.Response:
-        while "a new SSH channel" in (answer := super().send(*request, **options)).text:
-            time.sleep(0.2)
-        return answer
-
-
 @dataclass(frozen=True)
 class Firecrest:
     """A firecREST server, as its clients must know it.
@@ -80,7 +71,7 @@ class Firecrest:
     def client(self, timeout_s: float = 100) -> httpx.Client:
         form = {"grant_type": "client_credentials", "client_id": CLIENT, "client_secret": SECRET}
         token = httpx.post(self.token_url, data=form, trust_env=False).json()["access_token"]
-        return _Patient(
+        return httpx.Client(
             base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=timeout_s,
             trust_env=False,
         )  # fmt: skip
@@ -184,16 +175,18 @@ def firecrest(centre: Centre) -> Iterator[Firecrest]:
     place.mkdir()
     with issuer.running(), object_store() as store:
         settings = _settings(centre, issuer, store)
-        with _running(centre, place, settings, issuer.token_url) as server:
+        # So many tests at a time share what each of their users would have.
+        with _running(centre, place, settings, issuer.token_url, 12 * MAX_SESSIONS) as server:
             yield server
 
 
 @contextmanager
 def _running(
-    centre: Centre, place: Path, settings: dict[str, Any], token_url: str
-) -> Iterator[OwnFirecrest]:
+    centre: Centre, place: Path, settings: dict[str, Any], token_url: str,
+    sessions: int = MAX_SESSIONS,
+) -> Iterator[OwnFirecrest]:  # fmt: skip
     """Run a server with a new login node, which is entered into its `settings`."""
-    with login_node(centre, place / LOGIN_NODE) as node:
+    with login_node(centre, place / LOGIN_NODE, sessions) as node:
         settings["clusters"][0]["ssh"]["port"] = node.port
         settings["ssh_credentials"]["keys"] = {USER: {"private_key": f"secret_file:{node.key}"}}
         (place / CONFIGURATION).write_text(json.dumps(settings))

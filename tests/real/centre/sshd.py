@@ -52,13 +52,14 @@ class LoginNode:
 
 
 @contextmanager
-def login_node(centre: Centre, directory: Path) -> Iterator[LoginNode]:
+def login_node(centre: Centre, directory: Path, sessions: int) -> Iterator[LoginNode]:
     """Run a login node; its commands find the centre's Slurm.
 
     Args:
         centre: whose Slurm that is.
         directory: is made; everybody must be able to get into its parent. Programs in its `bin`
             come before those of the same names elsewhere.
+        sessions: channels of one connection.
     """
     directory.mkdir()
     programs = directory / "bin"
@@ -72,7 +73,7 @@ def login_node(centre: Centre, directory: Path) -> Iterator[LoginNode]:
     variables = {**centre.environment, "PATH": f"{programs}:{SEARCH_PATH}"}
     (directory / "sshd_config").write_text(
         _CONFIG.format(
-            port=port, directory=directory, sessions=MAX_SESSIONS, user=USER,
+            port=port, directory=directory, sessions=sessions, user=USER,
             environment=" ".join(f"{name}={value}" for name, value in variables.items()),
         )
     )  # fmt: skip

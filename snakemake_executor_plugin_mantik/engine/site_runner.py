@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..common.errors import JournalError, MantikError, SiteRejected, UserError
-from ..jobs.paths import ATTEMPTS, display_path
+from ..jobs.paths import ATTEMPTS, display_path, is_at
 from ..jobs.reasons import Reason
 from ..jobs.segments import GO_ON_CODE
 from ..journal import AttemptRecord, AttemptState, FileRecord
@@ -308,12 +308,14 @@ class SiteRunner:
             )
 
     async def _report_changed(self, request: JobRequest, files: Sequence[LocalFile]) -> None:
-        """Warn if inputs have changed since the job was submitted."""
+        """Warn if inputs have changed since the job was submitted, by other hands than its own."""
+        updated = [output.path for output in request.updated]
         known = {
             file.path: file
             for file in files
             if file.content is None and not file.stored and not file.directory
-        }
+            and not any(is_at(file.path, path) for path in updated)
+        }  # fmt: skip
         if not known:
             return
         other = await asyncio.to_thread(lambda: [p for p, f in known.items() if f.is_touched()])

@@ -165,6 +165,16 @@ async def test_input_that_changes_while_the_job_runs_is_told(
     assert ["data/x changed while the job ran" in line for line in said] == [True] * (other != "1")
 
 
+async def test_what_a_job_updates_has_not_changed_beside_it(
+    controller: Controller, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/1").write_text("before")
+    assert (await controller.job(UPDATES)).succeeded
+    assert (tmp_path / "out/1").read_text() != "before"
+    assert controller.said == []
+
+
 def test_left_behind_and_come_back_to(tmp_path: Path) -> None:
     """Its site was not among those of a run in between, or had another workspace in it."""
     world = World(duration=lambda spec: 1000.0)

@@ -8,6 +8,7 @@ start after the lease with the new term end at once, unless the spare has named 
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -212,8 +213,14 @@ class PlaceSpare:
         place: str,
         retry: SiteRetry,
         assure: Callable[[], Awaitable[None]],
+        *,
+        stale: bool = False,
     ) -> None:
-        """Make it; `assure` checks that this controller still leads the place."""
+        """Make it; `assure` checks that this controller still leads the place.
+
+        A spare there is `stale` that names jobs which this controller does not know, and relies on
+        that they never start: it could not be read, or only in part.
+        """
         self._site = site
         self._journal = journal
         self._place = place
@@ -223,7 +230,8 @@ class PlaceSpare:
         self._noted = -1
         self._written: bytes | None = None
         self._clock = asyncio.get_running_loop().time
-        self._numbered = self._clock()  # a run that opens the place takes a number
+        # A run that opens the place takes a number.
+        self._numbered = -math.inf if stale else self._clock()
 
     @property
     def _pause_s(self) -> float:

@@ -93,9 +93,11 @@ class Leases:
     Attributes:
         lease: its own, once it has taken it.
         deposed: the error to raise once another controller has taken over; None before.
+        was_behind: whether the journal did not know what was done at the place last.
     """
 
     lease: Lease
+    was_behind = False
 
     def __init__(
         self,
@@ -220,7 +222,7 @@ class Leases:
         new = replace(last, instance=journal.instance)
         numbers = [last.number, *map(number_of_spare, entries)]
         catching_up = self._catching_up(new.place)
-        behind = (
+        self.was_behind = behind = (
             not own
             or max(numbers) > journal.number(new.place)
             or bool(await catching_up.find_unknown())

@@ -64,7 +64,9 @@ class Place:
         self.scratch = scratch
         self.retry = retry = make_retry(site, workflow.notify)
         self.looks = Looks(site, self.id, retry, MOST_DIRECTORIES)
-        self.spare = PlaceSpare(site, journal, self.id, retry, self.lead.assure)
+        self.spare = PlaceSpare(
+            site, journal, self.id, retry, leases.assure, stale=leases.was_behind
+        )
         at = PlaceContext(self.id, site, retry, workflow)
         self.stager = Stager(
             at,

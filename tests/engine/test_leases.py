@@ -688,6 +688,40 @@ async def test_an_older_copy_of_the_journal_that_is_put_back_doubles_nothing(
     assert [run.job for run in world.runs] == ["job-1"]
 
 
+async def test_a_spare_that_was_read_in_part_is_not_believed_later(
+    seat: Seats, world: World, tmp_path: Path
+) -> None:
+    """It names a job that was not known, so that the same job was submitted again."""
+    world.fate = lambda spec: Fate(starts=(1000.0 if world.now < 300.0 else 1.0,))
+    world.duration = lambda spec: LONG_S
+    flow = seat("flow")
+    await flow.lead()
+    older = tmp_path / "older"
+    shutil.copytree(tmp_path / "flow" / STATE, older)
+
+    async def submit(seconds: float) -> None:
+        job = asyncio.create_task(flow.job(1))
+        await asyncio.sleep(seconds)
+        job.cancel()
+        await asyncio.wait([job])
+        flow.die()
+        shutil.rmtree(tmp_path / "flow" / STATE)
+        shutil.copytree(older, tmp_path / "flow" / STATE)
+
+    await submit(200.0)
+    [spare] = [path for path in world.files if "/spare." in path]
+    whole, world.files[spare] = world.files[spare], b"damaged\n"
+    await asyncio.sleep(200.0)
+    flow = seat("flow")
+    await flow.lead()
+    world.files[spare] = whole
+    await submit(20.0)
+    flow = seat("flow")
+    await flow.lead()
+    await asyncio.sleep(LONG_S / 2)
+    assert [run.job for run in world.runs] == ["job-1"]
+
+
 async def test_what_a_found_job_reads_is_not_replaced_under_it(
     seat: Seats, world: World, tmp_path: Path
 ) -> None:

@@ -807,7 +807,8 @@ class Play:
             untold = {Reason.PREEMPTED, Reason.TIME_LIMIT, Reason.ALLOCATION_ENDED}
             # A sweep of a pool's directory takes what its agent says of the end.
             silent = UNTOLD | SWEPT if job.pooled else UNTOLD
-            if excuses & untold and self.schedule.kinds & silent:
+            # Nor does the site know that any more once the user was told of it.
+            if excuses & untold and (self.schedule.kinds & silent or again):
                 excuses.add(Reason.CANCELLED)
             if job.pooled and "refused allocations" in self.schedule.kinds:
                 excuses.add(Reason.REJECTED)

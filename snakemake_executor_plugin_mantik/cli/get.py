@@ -26,7 +26,17 @@ from ..storage.copies import is_here
 from ..storage.paths import workspace_path
 from ..views.picture import shorten_text
 from . import shared
-from .shared import ALL_TARGETS, NEEDED_BY, AsJson, Workdir, make_progress, read_files, say, warn
+from .shared import (
+    ALL_TARGETS,
+    NEEDED_BY,
+    NOT_DONE,
+    AsJson,
+    Workdir,
+    make_progress,
+    read_files,
+    say,
+    warn,
+)
 
 if TYPE_CHECKING:
     from ..adapter.workflow_metadata import GraphFiles
@@ -186,19 +196,22 @@ def get(
     directory = directory if files is None else files.workdir
     with closing(Catalog(directory.resolve(), say)) as c:
         if files is None:
-            chosen, names = _chosen(c, paths or []) if not undeclared else ([], [])
+            stored, names = _chosen(c, paths or []) if not undeclared else ([], [])
             if names or undeclared:
                 others, here = find_undeclared(c, names, directory, site, force=force)
         else:
-            chosen, lacking, own = _find(c, files.targets)
+            stored, lacking, own = _find(c, files.targets)
+        odd = {output.path: c.access.uncarried(output) for output in stored}
+        chosen = [part for o in stored if (part := o.without(odd[o.path])) is not None]
         missing = [output for output in chosen if not is_here(output, directory)]
         if not force:
             _refuse_others(directory, missing)
         for output in missing:
             _bring_one(c, output, local_path(output.path, directory))
         bring_undeclared(c, directory, others, partial(_bring_one, c), force=force)
-        for output in chosen:
-            _report_unnamed(c, output)
+        for output in stored:
+            _report_left(c, output, "are not UTF-8", c.unnamed(output))
+            _report_left(c, output, "its file API cannot carry", odd[output.path])
     size = humanize_size(sum(output.size for output in [*missing, *others]))
     left = len(chosen) - len(missing) + here
     counts = [humanize_count(len(missing), "output")] if missing or not others else []
@@ -218,6 +231,8 @@ def get(
             where=str(directory),
             do="Run the workflow: it makes them",
         )
+    if any(odd.values()):
+        raise typer.Exit(NOT_DONE)
 
 
 def _chosen(catalog: Catalog, paths: Sequence[str]) -> tuple[list[RemoteOutput], list[str]]:
@@ -254,13 +269,13 @@ def _find(
     return found, lacking, own
 
 
-def _report_unnamed(catalog: Catalog, output: RemoteOutput) -> None:
-    """Name the files of an output that cannot come."""
-    if unnamed := catalog.unnamed(output):
+def _report_left(catalog: Catalog, output: RemoteOutput, why: str, paths: Sequence[str]) -> None:
+    """Name the files of an output that cannot come; `why` says so of their names."""
+    if paths:
         warn(
             f"{display_path(output.path)}: left at {catalog.site(output)}:"
-            f" {humanize_count(len(unnamed), 'file')} with names that are not UTF-8, such as"
-            f" {unnamed[0]!r}. Let the rule pack its files, for example with tar."
+            f" {humanize_count(len(paths), 'file')} with names that {why}, such as"
+            f" {paths[0]!r}. Let the rule pack its files, for example with tar."
         )
 
 

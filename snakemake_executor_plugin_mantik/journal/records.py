@@ -7,7 +7,7 @@ event is written in the transaction that changes what the journal knows of its s
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -425,6 +425,11 @@ class RemoteOutput:
             if files
             else None
         )
+
+    def without(self, paths: Collection[str]) -> "RemoteOutput | None":
+        """Return the output without some of its files; None if nothing is left."""
+        files = tuple(file for file in self.files if file.path not in paths)
+        return replace(self, files=files) if files else None
 
     @property
     def here(self) -> bool:

@@ -320,6 +320,10 @@ class Site(Protocol):
         """
         ...
 
+    def can_carry(self, path: str) -> bool:
+        """Check whether the API can carry `path`, which is relative to the workspace."""
+        ...
+
     async def extend(self, ids: Sequence[str], seconds: float) -> None:
         """Make the site keep jobs and their records for at least `seconds` from now."""
         ...

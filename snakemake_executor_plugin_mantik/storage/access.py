@@ -21,7 +21,7 @@ from ..engine.messages import lost_error
 from ..engine.place import make_retry
 from ..jobs.paths import OURS
 from ..journal import FileRecord, RemoteOutput, SiteRecord, content_name, read_stored
-from ..sites.base import Entry
+from ..sites.base import Entry, is_rest_safe
 from ..sites.credentials import find_account
 from ..staging.transfers import download_file
 from .paths import workspace_path
@@ -70,6 +70,15 @@ class Access:
     def look(self, place: str, directory: str, files: Sequence[FileRecord]) -> Sight | None:
         """Look at stored files in a directory of a place; see `engine.compare.Looks.at`."""
         return self._at(place, lambda there: there.at(directory, files))
+
+    def uncarried(self, output: RemoteOutput) -> Sequence[str]:
+        """Return the paths of those files of an output that the API of its site cannot carry."""
+        odd = [f.path for f in output.files if f.sha256 and not is_rest_safe(f.path)]
+
+        async def act(there: Looks) -> Sequence[str]:
+            return [path for path in odd if not there.site.can_carry(path)]
+
+        return self._at(output.place, act) if odd else odd
 
     def remove(self, place: str, path: str) -> None:
         self._at(place, lambda there: there.retry(lambda: there.site.remove(path)))

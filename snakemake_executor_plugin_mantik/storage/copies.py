@@ -11,7 +11,6 @@ from ..common.errors import UserError
 from ..common.state_directory import change_mode, read_umask
 from ..jobs.paths import local_path
 from ..journal import TIMESTAMP, FileRecord, RemoteOutput, is_checksum
-from ..sites.base import is_rest_safe
 from ..staging.local import sha256_of
 from ..staging.transfers import SUFFIX, remove_path
 from .access import Access
@@ -31,13 +30,12 @@ def fetch_copy(
         MantikError: it cannot be fetched.
         OSError: it cannot be written here.
     """
-    for file in output.files:
-        if not is_rest_safe(file.path):
-            raise UserError(
-                "the site's file API cannot carry the name",
-                where=f"site {access.name(output.place)}, file {file.path!r}",
-                do="Let the rule pack its files, for example with tar",
-            )
+    if odd := access.uncarried(output):
+        raise UserError(
+            "the site's file API cannot carry the name",
+            where=f"site {access.name(output.place)}, file {odd[0]!r}",
+            do="Let the rule pack its files, for example with tar",
+        )
     part = target.with_name(f".{target.name}{SUFFIX}")
     part.parent.mkdir(parents=True, exist_ok=True)
     if output.directory:

@@ -826,7 +826,8 @@ LINKS = """
             "mkdir hidden {output[1]}; echo the target > hidden/one; touch -d @0 {output[2]};"
             " ln -s ../hidden/one {output[0]};"
             " echo x > {output[1]}/x; ln -s x {output[1]}/link; ln -s link {output[1]}/again;"
-            " touch {output[1]}/$(printf 'n\\\\377'); echo m >> ran.txt"
+            " touch {output[1]}/$(printf 'n\\\\377'); echo m >> ran.txt;"
+            " echo y > {output[1]}/ü; echo z > {output[1]}/%"
 """
 
 
@@ -839,9 +840,13 @@ def test_outputs_that_are_links_or_have_odd_names(one: Project) -> None:
 
     assert "".join(one.lines()) == "mrr"
     assert (one.workspace / "read.txt").read_text() == "the target\nx\nx\n"
-    got = smk_mantik(one, "get", "results").ok()
+    said = smk_mantik(one, "get", "--all").failed()
     assert one.read("results/link") == "the target\n"
-    tells(got.output, "results/folder: left at ", "1 file with names that are not UTF-8, such as")
+    assert one.read("results/folder/ü") == "y\n"
+    tells(said, "results/folder: left at ", "1 file with names that are not UTF-8, such as")
+    tells(said, "1 file with names that its file API cannot carry, such as 'results/folder/%'")
+    tells(smk_mantik(one, "get", "--all").failed(), "4 were here")
+    tells(smk_mantik(one, "clean", "--yes").output, "only there: results/folder (")
 
 
 def test_damaged_and_lost_journals_moves_and_a_silent_site(one: Project, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from snakemake_executor_plugin_mantik.sites.base import (
     SiteDetails,
     SiteFacts,
     Submission,
+    is_rest_safe,
 )
 from tests.support.world import Fate, Habits, PayloadRun, World, make_marker, result, tarred
 
@@ -282,6 +283,9 @@ class SimulatedSite:
 
     async def end_import(self, import_id: str) -> None:
         pass
+
+    def can_carry(self, path: str) -> bool:
+        return is_rest_safe(path)
 
     async def list(self, path: str) -> dict[str, Entry]:
         return await self._call("list", path, lambda: self.world.below("" if path == "." else path))

@@ -37,6 +37,7 @@ from .observer import Observer
 from .place import Places
 from .plan import Planner, choose_queue
 from .request import JobNumber, JobRequest, Outcome
+from .site_retry import SiteRetry
 from .site_runner import JOB_STATES, SiteRunner
 from .transfer_meter import TransferMeter, publish_transfers
 from .workflow_context import WorkflowContext
@@ -101,11 +102,12 @@ class Engine:
         self._state = state
         self.places = Places(
             WorkflowContext(journal, workdir, state, self._notify, self._give_up, self._meter),
-            self._site,
+            self._answering,
         )
         self._chosen: set[tuple[str, str]] = set()
         self._runners: dict[str, SiteRunner] = {}
         self._opening: dict[str, asyncio.Task[SiteRunner]] = {}
+        self._away: dict[str, asyncio.Task[SiteRunner]] = {}
         self._watching: list[asyncio.Task[None]] = []
         self._outlook = Outlook(self._load)
         self._jobs: dict[JobNumber, asyncio.Task[None]] = {}
@@ -149,7 +151,8 @@ class Engine:
         """Open the sites that jobs will run at, as far as is known.
 
         `project_files` returns the project files to upload to one. Those that are `spare` may be
-        away: all their jobs can run elsewhere.
+        away: all their jobs can run elsewhere. While others answer, one that an earlier run has
+        used may be away, too: its jobs wait.
 
         Raises:
             MantikError: a site cannot be used; nothing has been submitted.
@@ -179,10 +182,18 @@ class Engine:
     def workspace(self, site: str) -> str:
         """Return the absolute path of the workspace at a site; open the site if necessary.
 
+        That of one that is away is in the journal, and is compared when it answers.
+
         Raises:
             MantikError: the site cannot be used.
         """
-        return self.run(self._site(site)).facts.workspace
+
+        async def find() -> str:
+            if site in self._away and not self._away[site].done():
+                return self._journal.sites()[site].workspace
+            return (await self._site(site)).facts.workspace
+
+        return self.run(find())
 
     def submit(self, request: JobRequest) -> None:
         """Start a job; `collect` returns its outcome later."""
@@ -328,12 +339,42 @@ class Engine:
         for name, result in zip(names, results, strict=True):
             if isinstance(result, SiteUnreachable) and name in spare and self._runners:
                 self._notify(f"{result} Jobs that may run at any site go to others meanwhile.")
+            elif isinstance(result, SiteUnreachable) and self._is_known(name) and self._runners:
+                self._notify(
+                    f"Site {name} is away ({result.what}). Its jobs wait until it answers; those at"
+                    " other sites run meanwhile."
+                )
+                self._away[name] = asyncio.create_task(self._come_back(name))
             elif isinstance(result, BaseException):
                 errors.append(result)
         if len(errors) > 1 and all(isinstance(error, MantikError) for error in errors):
             raise MantikError("; ".join(str(error) for error in errors))
         if errors:
             raise errors[0]
+
+    def _is_known(self, name: str) -> bool:
+        """Return whether an earlier run has used a site at the present address."""
+        known = self._journal.sites().get(name)
+        return known is not None and known.url == self._sites[name][1].config.server
+
+    async def _come_back(self, name: str) -> SiteRunner:
+        """Return the runner of a site that was away when the run started, once it answers."""
+        before = self._journal.sites()[name].workspace
+        retry = SiteRetry(name, self._notify, self._loop.time)
+        runner = await retry(lambda: self._site(name))
+        if runner.facts.workspace != before:  # requests may name it
+            raise UserError(
+                f"its workspace was {before} in the last run and is {runner.facts.workspace} now",
+                where=f"site {name}",
+                do="Start again",
+            )
+        return runner
+
+    async def _answering(self, name: str) -> SiteRunner:
+        """Return the runner of a site; wait for one that was away when the run started."""
+        if name in self._away:
+            return await asyncio.shield(self._away[name])
+        return await self._site(name)
 
     async def _load(self, name: str) -> Load:
         return await (await self._site(name)).load(name)
@@ -439,7 +480,7 @@ class Engine:
         known = self._journal.sites().values()
         names = [record.site, *(s.site for s in known if s.place == record.place)]
         for name in filter(self._sites.__contains__, names):
-            runner = await self._site(name)
+            runner = await self._answering(name)
             if runner.place.id == record.place:
                 return runner
         return None
@@ -470,7 +511,7 @@ class Engine:
 
     async def _job(self, request: JobRequest) -> None:
         try:
-            runner = await self._site(request.site)
+            runner = await self._answering(request.site)
             # The first job at a site was checked before that was open.
             self.facts_fit(request.site, request.resources, request.threads, request.environment)
             outcome = await runner.run(request)
@@ -547,7 +588,7 @@ class Engine:
     async def _end_unneeded(self, jobs: Callable[[], Container[str]]) -> None:
         if records := self._journal.open_presubmitted():
             unneeded = jobs()
-            records = [record for record in records if record.job in unneeded]
+            records = [r for r in records if r.job in unneeded and r.site not in self._away]
             for record in records:
                 self._notify(ended_since_message(record, "since its outputs are not needed"))
             await self._give_up(records)
@@ -569,9 +610,10 @@ class Engine:
     async def _close(self, tidy: bool) -> None:
         self._ending = True
         self._outlook.close()
-        for task in [*self._jobs.values(), *self._watching]:
+        tasks = [*self._jobs.values(), *self._away.values(), *self._watching]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         runners = self._runners.values()
         for runner in runners:
             runner.watcher.close()

@@ -270,6 +270,36 @@ def test_outage_of_a_site_holds_up_its_own_jobs_only(
     assert two.read("away.txt") == "1\n"
 
 
+def test_a_site_that_is_away_when_a_run_starts_holds_up_its_own_jobs_only(
+    two: Project, healing: Sandbox
+) -> None:
+    """Once an earlier run has used it: a wrong address is a mistake."""
+    two.write(
+        "Snakefile",
+        """
+        rule make:
+            output: "{site}.{n}"
+            resources: mantik_site=lambda wildcards: wildcards.site
+            shell: "pwd > {output}"
+        """,
+    )
+    away = Fault("drop_before", path="^/hpc2/", count=None)
+    healing.faults.add(away)
+    tells(two.run("hpc1.1", "hpc2.1").failed(), "Check")
+    assert not two.exists("hpc1.1")
+    healing.faults.clear()
+    two.run("hpc2.1").ok()
+
+    healing.faults.add(away)
+    running = two.start("hpc1.1", "hpc2.2")
+    until(lambda: two.exists("hpc1.1"), "the other site's job")
+    running.says("Site hpc2 is away (")
+    running.says("Site hpc2 has not answered for")
+    healing.faults.clear()
+    running.end().ok()
+    assert two.read("hpc2.2") == two.read("hpc2.1")
+
+
 MOVING = """
     localrules: ready
 

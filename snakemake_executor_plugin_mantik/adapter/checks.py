@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..common.errors import ConfigError, MistakeCollector, UserError
+from ..common.errors import ConfigError, MistakeCollector, UserError, shorten_list
 from ..config.environment_keys import EnvironmentConfig
 from ..config.model import BackendConfig, PoolConfig
 from ..config.reading import LoadedConfig, NoConfig, read_configs, split_spec
@@ -27,6 +27,7 @@ from ..rules.kinds import groups
 from ..rules.kinds.groups import Unit
 from ..rules.paths import storage
 from ..rules.preflight import MissingSnakemake
+from ..rules.resources import ANY_SITE, SITE_RESOURCE, WAIT_RESOURCE
 from ..rules.site_job import SiteJob, parse_methods
 from ..rules.units import list_units, tracking_request
 from ..sites.base import Entry
@@ -256,10 +257,10 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
             preflight.refuse_mistakes({r: m for r, m in mistakes.items() if r not in reported})
         found.refuse()
     members = [member for unit in sound for member in unit.members]
-    for remark in deployment.deployment_warnings(members):
-        logger.info(remark)
     for warning in (
+        *deployment.deployment_warnings(members),
         *_without_outputs(members),
+        *_without_next_site(members),
         *_beyond_max_jobs(workflow.global_resources["_nodes"].value, sound, planners, used),
     ):
         logger.warning(warning)
@@ -324,6 +325,16 @@ def _without_outputs(members: Iterable[SiteJob]) -> Iterator[str]:
         yield (
             "These rules have no output, so what their jobs make stays at the site:"
             f" {', '.join(sorted(found))}. Name it as output."
+        )
+
+
+def _without_next_site(members: Iterable[SiteJob]) -> Iterator[str]:
+    """Warn of jobs that may wait at a site for a limited time, and name no other to go to."""
+    if found := {member.rule.name for member in members if member.waits_in_vain}:
+        yield (
+            f"{WAIT_RESOURCE} has no effect on these rules, which name no second site to go to:"
+            f" {', '.join(shorten_list(sorted(found)))}. Name several sites in {SITE_RESOURCE}, or"
+            f' "{ANY_SITE}".'
         )
 
 

@@ -106,7 +106,9 @@ class Planner:
     def _computed(self, rule: Mapping[str, object], threads: int) -> Resources:
         base = replace(job_resources(self.config), account=self.account)
         resources = resolve_total_cpus(merge_resources(base, rule, threads))
-        if (pooled := self._pooled(rule, threads, resources)) is not None:
+        pooled = self._pooled(rule, threads, resources)
+        self._refuse_auto(pooled or resources)
+        if pooled is not None:
             return pooled
         scheduler = self.config.site.scheduler
         if scheduler == "pbs":
@@ -116,6 +118,12 @@ class Planner:
         else:
             refuse_slurms(resources, "a job description")
         return resources
+
+    def _refuse_auto(self, resources: Resources) -> None:
+        """Refuse to choose a queue where the API reports no walltimes of queues."""
+        queue = (self._pool(resources.pool).resources if resources.pool else resources).queue
+        if queue == AUTO and self.config.api == "firecrest":
+            raise UserError(_NO_WALLTIMES, do="Name one, or several of Slurm's")
 
     def _pooled(
         self, rule: Mapping[str, object], threads: int, asked: Resources
@@ -481,12 +489,17 @@ def choose_queue(resources: Resources, facts: SiteFacts) -> Resources:
     return replace(resources, queue=next(fitting, AUTO))
 
 
+_NO_WALLTIMES: Final = (
+    f"the site does not report which walltimes its queues allow, as Queue: {AUTO} needs"
+)
+
+
 def _none_chosen(resources: Resources, facts: SiteFacts) -> Misfit:
     """Return why `choose_queue` chose none."""
     if not any(limits.runtime_s for limits in facts.queues.values()):
         return Misfit(
             "Queue",
-            f"the site does not report which walltimes its queues allow, as Queue: {AUTO} needs",
+            _NO_WALLTIMES,
             f"Name one, or several of Slurm's ({', '.join(facts.queues) or 'it lists none'})",
         )
     why = [

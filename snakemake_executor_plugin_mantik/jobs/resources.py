@@ -82,12 +82,17 @@ _OF_SNAKEMAKE: Final = frozenset(
 
 _FOREIGN: Final[Mapping[str, str]] = {
     **dict.fromkeys(("walltime", "wall_time", "time", "time_min", "time_limit"), "runtime"),
+    **dict.fromkeys(("timeout_min", "h_rt"), "runtime"),
     **dict.fromkeys(("mem_gb", "mem_kb", "memory", "memory_mb", "ram", "vmem"), "mem_mb"),
-    **dict.fromkeys(("cpus", "ncpus", "cores", "cpu"), "cpus_per_task"),
+    "mem_per_cpu": "mem_mb_per_cpu",
+    **dict.fromkeys(("cpus", "ncpus", "cores", "cpu", "cpus_per_node"), "cpus_per_task"),
     **dict.fromkeys(("ntasks", "mpi_tasks"), "tasks"),
-    **dict.fromkeys(("ngpus", "num_gpus", "nvidia_gpu"), "gpu"),
+    **dict.fromkeys(("ngpus", "num_gpus", "nvidia_gpu", "accelerator"), "gpu"),
+    "gpus_per_node": "gpu, which counts those of all nodes",
+    "gpu_type": "gpu_model",
+    "partition_name": "slurm_partition",
 }
-"""Names of resources in other systems, and the name that is likely meant."""
+"""Names of resources in other systems, and the name that is likely meant, with what differs."""
 
 JOB_NAME_LENGTH: Final = 64
 _PBS_NAME_LENGTH: Final = 15

@@ -371,7 +371,7 @@ def foreign_resources(jobs: Iterable[SiteJob]) -> str:
         limits = at.rule.workflow.global_resources
         for name in at.given:
             meant = foreign_resource(name)
-            if meant and meant not in at.given and name not in limits:
+            if meant and meant.partition(",")[0] not in at.given and name not in limits:
                 rules.setdefault((name, meant), {})[at.rule.name] = None
     listed = [
         f"{name} of {', '.join(shorten_list(of))} (sites get {meant})"

@@ -184,9 +184,12 @@ def _misspelt(name: str) -> str | None:
 def refuse_misspelt(names: Iterable[str]) -> None:
     """Refuse misspelt names of this plugin's resources, which would be ignored silently."""
     for name in names:
-        if ours := _misspelt(name):
+        ours = _misspelt(name)
+        if ours or (name.startswith("mantik_") and name not in _OURS):
             raise UserError(
-                f"there is no resource {name}{did_you_mean(ours)}",
+                f"there is no resource {name}{did_you_mean(ours or '')}",
                 where=f"the resource {name}",
-                do=f"{_OURS[ours]} with {ours}, or rename the resource",
+                do=f"{_OURS[ours]} with {ours}, or rename the resource"
+                if ours
+                else f"Use one of {', '.join(_OURS)}, or rename the resource",
             )

@@ -237,7 +237,14 @@ class SiteJob:
             UserError: the value is no time.
         """
         wait = self.known.get(WAIT_RESOURCE)
-        return None if len(self.sites) == 1 or wait is None else parse_time(WAIT_RESOURCE, wait)
+        patience_s = None if wait is None else parse_time(WAIT_RESOURCE, wait)
+        return patience_s if len(self.sites) > 1 else None
+
+    @property
+    def waits_in_vain(self) -> bool:
+        """Whether it says how long it may wait to start at a site, and names no other to go to."""
+        one = not self.anywhere and len(self._placed[0]) == 1
+        return one and self.has_site and self.known.get(WAIT_RESOURCE) is not None
 
     @property
     def has_site(self) -> bool:

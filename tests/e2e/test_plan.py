@@ -175,6 +175,16 @@ def test_a_file_that_its_job_updates_is_sent(project: Project) -> None:
     assert made["jobs"][0]["inputs"]["bytes"] == len("so far")
 
 
+def test_what_a_run_would_ignore_is_told(project: Project) -> None:
+    project.write("Snakefile", one_rule_each(one='conda: "e"\nresources: mantik_wait="1h"'))
+    told = plan(project, "--mantik-backend-config", str(project.config)).ok().output
+    tells(
+        told,
+        "Ignoring conda: e of rule one; pass --mantik-software-dep",
+        "mantik_wait has no effect on these rules, which name no second site to go to: one.",
+    )
+
+
 def test_mistakes_are_those_of_a_real_run(planned: Project) -> None:
     planned.write("Snakefile", SNAKEFILE.replace('"other"', '"hpc1"'))
     ran = plan(planned, "--set-resources", "x:mantik_site=hpc2")

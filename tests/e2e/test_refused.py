@@ -171,21 +171,23 @@ def test_a_notebook_that_is_missing_is_told_without_a_traceback(project: Project
 
 
 def test_resources_that_no_site_would_get_are_refused(project: Project) -> None:
-    unknown = 'slurm_partitoin="batch", mem_gb=4, walltime=60, cores=1, cpus_per_task=1'
+    unknown = 'slurm_partitoin="batch", mem_gb=4, gpus_per_node=1, cores=1, cpus_per_task=1'
     rules = one_rule_each(
-        open=f"resources: {unknown}, licenses=1, downloads=2", own="resources: ram=1"
-    )
+        open=f"resources: {unknown}, licenses=1, downloads=2", own="resources: ram=1",
+        ours="resources: mantik_made_up=1",
+    )  # fmt: skip
     project.write("Snakefile", rules)
     said = project.run("--resources", "ram=2").failed()
     tells(
         said,
-        "nothing submitted: sites would not get these resources:",
-        "rule open: there is no resource slurm_partitoin (did you mean slurm_partition?)",
-        "Sites do not get these resources: mem_gb of open (sites get mem_mb); walltime of open"
-        " (sites get runtime).",
+        "Sites would not get these resources: rule open:",
+        "there is no resource slurm_partitoin (did you mean slurm_partition?)",
+        "Sites do not get these resources: gpus_per_node of open (sites get gpu, which counts those"
+        " of all nodes); mem_gb of open (sites get mem_mb).",
+        "there is no resource mantik_made_up. Use one of mantik_site, ",
         "--resources NAME=100",
     )
-    for name in ("licenses", "downloads", "ram", "mem_gb", "walltime", "cores"):
+    for name in ("licenses", "downloads", "ram", "mem_gb", "gpus_per_node", "cores"):
         assert f"no resource {name}" not in said
 
 

@@ -338,6 +338,8 @@ def test_a_job_that_does_not_start_in_time_goes_to_the_next_site(
     options = ("--nolock", "--rerun-incomplete", "--retries", "0")
     wrong = two.run("--set-resources", "next:mantik_wait=soon", "moves:mantik_site=hpc2,hpc9")
     tells(wrong.failed(), "nothing submitted", "mantik_wait='soon' has to be", "no site 'hpc9'")
+    wrong = two.run("--set-resources", "next:mantik_wait=soon", "next:mantik_site='any'")
+    tells(wrong.failed(), "nothing submitted", "mantik_wait='soon' has to be")
     beyond = two.run("--set-resources", "next:mem_mb=10000000").failed()
     tells(beyond, "nothing submitted", "rule next at hpc1: memory: ")
     running = two.start(*options)

@@ -110,6 +110,12 @@ def test_the_first_queue_that_allows_a_job() -> None:
     assert chosen(runtime_s=60, gpus_per_node=1) == "gpus"
     fits = planner("slurm").fits
     assert fits(Resources(queue="auto", runtime_s=3601), facts) == []
+    machine = {"ApiUrl": "https://f.example", "TokenUrl": "https://t.example", "Machine": "m"}
+    document = {"Firecrest": machine, "Resources": {"Queue": "auto"}}
+    there = Planner(BackendConfig.model_validate(document), None, Path("/p"))
+    with pytest.raises(UserError, match="does not report which walltimes its queues allow"):
+        there.resources({}, 1)
+    assert there.resources({"slurm_partition": "all"}, 1).queue == "all"
     with pytest.raises(UserError, match=r"no queue allows this job: runtime: .* queue gpus .* all"):
         fits(Resources(queue="auto", runtime_s=86_401), facts)
     with pytest.raises(UserError, match=r"does not report which walltimes .*several .* \(free\)"):

@@ -179,11 +179,14 @@ class InUse:
             SiteRejected: the site does not allow making certain that a job never starts.
         """
         messages: list[str] = []
-        wanted = [(file.path, file.sha256) for file in files if not file.directory]
-        for path, sha256 in [*wanted, *((path, MADE) for path in makes)]:
+        wanted = [(f.path, f.sha256, f.stored == self._place) for f in files if not f.directory]
+        for path, sha256, there in [*wanted, *((path, MADE, False) for path in makes)]:
             if not self._ledger.conflicts(self._place, path, sha256):
                 continue
-            if makers := self._among(path, sha256, makes=True):
+            makers = self._among(path, sha256, makes=True)
+            if there:  # made by one that has ended, which an older journal may not know
+                makers = await self._settle(makers)
+            if makers:
                 why = f"since another job of this run uses {display_path(path)}"
                 messages += await self._end(makers, why)
             if self._among(path, sha256, makes=False):

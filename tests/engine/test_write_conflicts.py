@@ -9,6 +9,7 @@ import pytest
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.journal import AttemptState
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from tests.support.controller import Controller, killed_when, request, simulate, states
 from tests.support.simulated import Fate, World, result
 
@@ -73,6 +74,25 @@ def test_two_rules_do_not_make_the_same_file_at_once(
         "job-1: the job that an earlier run submitted to sim is ended and its outputs are not used,"
         f" since another job of this run uses {new}."
     ]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_has_made_a_remote_output_is_not_given_up_for_a_job_that_reads_it(
+    tmp_path: Path, ended: bool
+) -> None:
+    """An older journal knows it as open; one that runs would replace the output."""
+    world = World()
+    left_waiting(tmp_path, world, request(1))
+    world.advance(world.now + (2 * LATE_S if ended else 3.0))
+
+    async def play(controller: Controller) -> list[str]:
+        at = controller.place
+        made = LocalFile("out/1", tmp_path / "out/1", 1, "0" * 64, stored=at.id)
+        return await at.in_use.make_way([made], [])
+
+    assert bool(simulate(tmp_path, world, play)) is not ended
+    assert simulate(tmp_path, world, lambda controller: controller.job(request(1))).succeeded
+    assert len(world.runs) == (1 if ended else 2)
 
 
 @pytest.mark.parametrize("taken_up", [False, True])

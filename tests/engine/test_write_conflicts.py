@@ -87,7 +87,7 @@ def test_what_has_made_a_remote_output_is_not_given_up_for_a_job_that_reads_it(
 
     async def play(controller: Controller) -> list[str]:
         at = controller.place
-        made = LocalFile("out/1", tmp_path / "out/1", 1, "0" * 64, stored=at.id)
+        made = LocalFile("out/1", tmp_path / "out/1", 1, sha256="0" * 64, stored=at.id)
         return await at.in_use.make_way([made], [])
 
     assert bool(simulate(tmp_path, world, play)) is not ended

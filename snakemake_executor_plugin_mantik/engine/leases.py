@@ -191,10 +191,8 @@ class Leases:
                     f" {ATTEMPTS} in it",
                 )
             await self._may_follow(new)  # the name of no other's lease, and of none after this
-            # Nobody knows the term any more. There were fewer takeovers than minutes.
-            return await self._take_next(
-                replace(new, term=int(time.time() / 60), instance=""), entries, mine
-            )
+            new = replace(new, term=latest_term(), instance="")  # nobody knows the term any more
+            return await self._take_next(new, entries, mine)
         taken, leases = await self._settle_next(new, entries)
         if any(o.workflow == journal.workflow and o != taken for o in leases):
             await self._remove(taken.path)
@@ -405,6 +403,11 @@ class Leases:
         self.deposed = error
         for act in self._on_deposed:
             act(error)
+
+
+def latest_term() -> int:
+    """Return a term that no place has had: there were fewer takeovers than minutes."""
+    return int(time.time() / 60)
 
 
 def _new_identity() -> str:

@@ -15,6 +15,7 @@ from ..sites.base import is_rest_safe
 from ..staging.bundle import Fetch, FileChanged, pack
 from ..staging.local import LocalFile, LocalFiles
 from .compare import Looks, by_directory
+from .leases import latest_term
 from .messages import lost_error, stays_message
 from .upload import Share, Uploader
 from .workflow_context import PlaceContext
@@ -383,7 +384,8 @@ class Stager(Holdings):
         If that happens again, another content with a greater number lies there: a controller of
         which nothing is known any more has sent it.
         """
-        self._ledger.outnumber(self._place, self._missed.intersection(paths))
+        missed = self._missed.intersection(paths)
+        self._ledger.outnumber(self._place, missed, _NUMBERS * latest_term())
         self._missed.update(paths)
         self._numbered.clear()
         self.lost(paths)

@@ -18,8 +18,6 @@ MADE = ""
 """In place of the checksum of a file that an attempt makes: its content is not known before."""
 
 
-_FAR = 10**4
-"""Added to the number of a content that must exceed unknown ones."""
 _MOST_UNDECLARED = 10_000
 """Most undeclared files that the journal lists; the latest count."""
 
@@ -403,15 +401,15 @@ class FileLedger:
         )
         return number
 
-    def outnumber(self, place: str, paths: Iterable[str]) -> None:
-        """Let the next contents of some paths have far greater numbers than any that is known.
+    def outnumber(self, place: str, paths: Iterable[str], floor: int) -> None:
+        """Let the next contents of some paths have numbers above a floor that is above all others.
 
         Each has the same, however many jobs miss the last one.
         """
         self._database.change_each(
             "INSERT INTO numbered VALUES (?, ?, ?, '') ON CONFLICT (place, path)"
-            " DO UPDATE SET number = number + ?, sha256 = '' WHERE sha256 <> ''",
-            [(place, path, _FAR, _FAR) for path in paths],
+            " DO UPDATE SET number = MAX(number, excluded.number), sha256 = ''",
+            [(place, path, floor) for path in paths],
         )
 
     def superseded(self, place: str, file: FileRecord) -> bool:

@@ -52,7 +52,7 @@ def test_what_an_unknown_controller_has_sent_last_is_replaced_in_the_end(tmp_pat
     (tmp_path / "data").write_text("mine")
     world = World()
     world.write("data", b"theirs")
-    world.write(".mantik/newer/data.n", b"7")
+    world.write(".mantik/newer/data.n", b"29000000000000007")  # its term was the time
     assert run_one(tmp_path, world, inputs=("data",)).succeeded
     assert world.files["data"] == b"mine"
 

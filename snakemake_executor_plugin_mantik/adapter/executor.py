@@ -398,6 +398,7 @@ class SiteExecutor(RemoteExecutor):
         finally:
             if self._notices is not None:
                 self._notices.wait(at_once=self._interruption.at_once)
+        self._interruption.over()
         if self._run is not None:
             self._remark_idle_pools()
         if failed := describe_failures(self.workflow, self._failures):

@@ -93,6 +93,18 @@ def _is_recording(frame: FrameType | None) -> bool:
     return False
 
 
+def _end(number: int, frame: FrameType | None) -> None:
+    """End the process after the run: while the interpreter shuts down, it would show an error."""
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_name != "<module>":  # no code of the program runs any more
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(128 + number)
+    raise SystemExit(128 + number)
+
+
 def _send_later(number: int) -> None:
     """Send the main thread a signal once Snakemake has recorded what has succeeded."""
     main = threading.main_thread().ident or 0
@@ -141,6 +153,16 @@ class Interruption:
         # A caller that ignores SIGINT (nohup, a background job of a script) does so on purpose.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._interrupt)
+
+    def over(self) -> None:
+        """End the process quietly at a signal from now on: no job is left to ask about.
+
+        In another thread than the main one, do nothing.
+        """
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                if signal.getsignal(number) in (self._detach, self._interrupt):
+                    signal.signal(number, _end)
 
     def _detach(self, number: int, frame: FrameType | None) -> None:
         if _is_recording(frame):

@@ -148,6 +148,34 @@ def test_a_signal_while_snakemake_runs_tasks_prints_no_traceback(number: int) ->
     assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", "")
 
 
+AFTER_THE_RUN = """
+import os, signal, {module}
+
+onsuccess:
+    end = lambda: os.kill(os.getpid(), signal.SIGINT)
+    {at}
+
+rule one:
+    output: "out.txt"
+    shell: "touch {{output}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "at"), [("os", "end()"), ("atexit", "atexit.register(end)")], ids=["end", "exit"]
+)
+def test_interrupted_when_all_jobs_have_ended(project: Project, module: str, at: str) -> None:
+    project.write("Snakefile", AFTER_THE_RUN.format(module=module, at=at))
+    ran = subprocess.run(
+        project.command(), cwd=project.directory, env=project.environment, capture_output=True,
+        text=True, timeout=WAIT_S, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 128 + signal.SIGINT, ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "Exception ignored" not in ran.stderr
+    project.run("-n").ok()  # it is not locked
+
+
 INTERRUPTED_WHILE_IT_LOGS = """
 import io, logging, os, signal, sys
 from snakemake_executor_plugin_mantik.adapter.signals import Interruption

@@ -72,7 +72,9 @@ class SiteExecutor(RemoteExecutor):
                 self._notices = RunNotices(self.workflow, setting, self.logger, self._failures)
         keep_groups_current(self.dag)
         units = (self.dag.get_job_group(job) or job for job in self.dag.needrun_jobs())
-        if any(not unit.is_local for unit in units):
+        if not len(self.dag):  # nothing to be done: Snakemake does not call `shutdown`
+            self._end_waiting()
+        elif any(not unit.is_local for unit in units):
             self._start()
         elif uses_provider(self.workflow):
             context = RuleContext({}, Path.cwd())
@@ -91,14 +93,17 @@ class SiteExecutor(RemoteExecutor):
             yield
         except MantikError as error:
             self._close_line()
-            with self.lock:
-                self.wait = False
-            # Otherwise the waiting thread may log errors while the interpreter shuts down.
-            self.wait_thread.join(5 * _CHECK_S)
+            self._end_waiting()
             raise ApiError(str(error)) from None
         except BaseException:
             self._close_line()
             raise
+
+    def _end_waiting(self) -> None:
+        """End the waiting thread, which may otherwise fail while the interpreter shuts down."""
+        with self.lock:
+            self.wait = False
+        self.wait_thread.join(5 * _CHECK_S)
 
     def _used_sites(self) -> list[str]:
         return list(self._run.checked.used) if self._run is not None else []

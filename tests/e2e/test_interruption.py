@@ -176,6 +176,28 @@ def test_interrupted_when_all_jobs_have_ended(project: Project, module: str, at:
     project.run("-n").ok()  # it is not locked
 
 
+NOTHING_TO_DO = """
+import atexit, threading
+
+atexit.register(lambda: print([one.name for one in threading.enumerate() if "wait" in one.name]))
+
+rule one:
+    output: "out.txt"
+    shell: "touch {output}"
+"""
+
+
+def test_no_thread_waits_for_jobs_at_the_end_of_a_run_without_any(project: Project) -> None:
+    project.write("Snakefile", NOTHING_TO_DO)
+    project.write("out.txt")
+    ran = subprocess.run(
+        project.command(), cwd=project.directory, env=project.environment, capture_output=True,
+        text=True, timeout=WAIT_S, check=True,
+    )  # fmt: skip
+    assert "Nothing to be done" in ran.stderr
+    assert ran.stdout == "[]\n"
+
+
 INTERRUPTED_WHILE_IT_LOGS = """
 import io, logging, os, signal, sys
 from snakemake_executor_plugin_mantik.adapter.signals import Interruption

@@ -262,9 +262,13 @@ def _words(environment: EnvironmentConfig, name: str) -> str:
 
 
 def read_settings() -> Any:
-    """Return the executor's settings that `snakemake` without arguments would use here."""
+    """Return the executor's settings that `snakemake` without arguments would use here.
+
+    Snakemake reads the profile only with a Snakefile, which may be yet to come: any path will do.
+    """
     with redirect_stdout(sys.stderr):
-        _, args = _parsed([])
+        there = cli.resolve_snakefile(None, allow_missing=True) is not None
+        _, args = _parsed([] if there else ["--snakefile", "workflow/Snakefile"])
         return ExecutorPluginRegistry().get_plugin(_NAME).get_settings(args)
 
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ..common.errors import ConfigError, Mistake, printable
+from ..common.errors import ConfigError, Mistake, UserError, printable
 from ..config.environment import describe_software
 from ..config.environment_keys import OPTION_KEYS, EnvironmentConfig
 from ..config.model import BackendConfig
-from ..config.reading import LoadedConfig, NoConfig, check_site_name, read_config_named, split_spec
+from ..config.reading import LoadedConfig, check_site_name, read_config_named, split_spec
 from .check_site import Finding, check_connection
 from .shared import WRONG, AsJson, Project, warn
 
@@ -77,7 +77,10 @@ def check(
 
         files = read_settings().backend_config
     if not files:
-        raise NoConfig
+        raise UserError(
+            "neither the command nor a profile here names a Compute Backend Config",
+            do="Name one, or write one and a profile with smk-mantik init",
+        )
     reports = [examine(file, project) for file in files]
     for report in reports:
         if with_site and report.loaded is not None and not report.mistakes:

@@ -20,7 +20,6 @@ from snakemake_executor_plugin_mantik.cli.sandbox import backend_config, environ
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, find_known_site
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.config.reading import NoConfig
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteDetails
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite, list_known_defects
@@ -61,12 +60,13 @@ def test_good_files_have_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert done.stderr.splitlines() == [
         "warning: alps.yml: Resources.Memory: is read as MemoryPerNode; use that name"
     ]
-    assert isinstance(check().exception, NoConfig)
+    assert str(check().exception).startswith("neither the command nor a profile here names a")
     (tmp_path / "profiles/default").mkdir(parents=True)
     profile = "executor: mantik\nmantik-backend-config: [juwels.yaml, cscs=alps.yml]\n"
     (tmp_path / "profiles/default/config.yaml").write_text(profile)
+    assert check().stdout == done.stdout, "those of the profile, before there is a Snakefile"
     (tmp_path / "Snakefile").touch()
-    assert check().stdout == done.stdout, "those of the profile"
+    assert check().stdout == done.stdout, "and with one"
 
 
 def test_commands_that_bash_cannot_read_are_a_warning(tmp_path: Path) -> None:

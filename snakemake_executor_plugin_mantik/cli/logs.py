@@ -36,7 +36,8 @@ def logs(
 ) -> None:
     """Show what a job writes, while it runs and afterwards.
 
-    That of a running job is read from its site. The output of a job that has ended is here.
+    That of a running job is read from its site. The output of a job that has ended is here. Of a
+    job in segments, it is that of all segments so far.
     """
     found = find_attempt(directory / STATE, " ".join(job))
     files = found.log_files if log else ("",)
@@ -60,18 +61,26 @@ def logs(
         typer.echo(printable(text), nl=False)
 
     state, visit = directory / STATE, site_visits(directory, site or [])
-    for file in files:
-        if len(files) > 1:
-            say(f"==> {display_path(file)} <==")
+
+    def copy(file: str, segment: AttemptRecord | None = None) -> None:
         source = JobLog(
             directory,
-            lambda: _last(state, found),
+            lambda: segment or _last(state, found),
             lambda record: visit(record.site, True),
             is_controlled=lambda: is_controlled(state),
             is_over=lambda: not _last(state, found).may_run,
             file=file,
         )
-        asyncio.run(source.copy(write, follow=follow))
+        asyncio.run(source.copy(write, follow=follow and segment is None))
+
+    before = [] if log else _segments_before(state, found)  # a rule's log file goes on by itself
+    for segment in before:
+        say(f"==> {segment.part} <==")
+        copy("", segment)
+    for file in files:
+        if len(files) > 1 or before:
+            say(f"==> {display_path(file) if file else found.part} <==")
+        copy(file)
     last = _last(state, found)
     if follow and last.outcome:
         warn(f"{last.name}: {last.outcome}")
@@ -121,6 +130,16 @@ def _last(state: Path, found: AttemptRecord) -> AttemptRecord:
     same = [r for r in read_history(state) if r.job == found.job]
     now = next(record for record in same if record.id == found.id)
     return next((r for r in same if r.may_run and not now.may_run and r.created > now.created), now)
+
+
+def _segments_before(state: Path, found: AttemptRecord) -> list[AttemptRecord]:
+    """Return the segments that an attempt goes on from, the first one first."""
+    known = {record.id: record for record in read_history(state)}
+    chain, record = list[AttemptRecord](), known.get(found.follows)
+    while record is not None:
+        chain.insert(0, record)
+        record = known.get(record.follows)
+    return chain
 
 
 def _silent(record: AttemptRecord) -> str:

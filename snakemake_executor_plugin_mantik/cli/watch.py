@@ -30,7 +30,7 @@ from ..journal import JOURNAL_FILE, is_controlled, read_history, read_last_alloc
 from ..views.picture import shorten_text
 from ..views.sites import TAIL_BYTES, Visitors, find_last_line
 from ..views.usage import PoolUsage, usage_by_pool
-from ..views.workflow import Condition, JobView, Sight, list_names, overview_jobs
+from ..views.workflow import Condition, JobView, Sight, list_names, overview_jobs, site_ids
 from . import shared
 from .cancel import cancel
 from .logs import logs
@@ -513,7 +513,7 @@ def jobs(
         typer.Option(
             "--ask",
             help="Ask the sites about jobs that are there, with one request each, unless a"
-            " Snakemake runs here: it does so anyway.",
+            " Snakemake runs here: it does so anyway. The answers are not recorded.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -572,7 +572,7 @@ def jobs_table(found: Sequence[JobView], now: float, width: int, *, brief: bool 
             "job": shorten_text(record.name, width // 2, record.rule),
             "site": record.site,
             "queue": record.queue,
-            "id at the site": job.site_ids,
+            "id at the site": site_ids(job.record),
             "attempt": str(job.number),
             "waited": humanize_duration(waited) if waited is not None else "",
             "ran": job.ran_words(now),

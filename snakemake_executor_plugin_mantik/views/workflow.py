@@ -119,13 +119,6 @@ class JobView(Node):
         return next((found[0] for found in map(parse_job_id, self.record.site_jobs) if found), "")
 
     @property
-    def site_ids(self) -> str:
-        """Its ids at the site; of a pool's job, the pool and the allocation, as far as known."""
-        if self.pool:
-            return f"pool {self.pool}{': ' * bool(self.used.allocation)}{self.used.allocation}"
-        return ", ".join(self.record.site_jobs)
-
-    @property
     def present(self) -> bool:
         """Whether it is the last attempt of its job, or may still run; not if it is `upcoming`."""
         return not self.upcoming and (self.last or self.record.may_run)
@@ -217,7 +210,7 @@ class JobView(Node):
     def as_json(self, now: float) -> dict[str, Any]:
         """Return all of it as a value for JSON; times are seconds since the epoch."""
         record = self.record
-        return {
+        known = {
             "job": record.name,
             "rule": record.rule,
             "id": record.id,
@@ -227,8 +220,8 @@ class JobView(Node):
             "site": record.site,
             "queue": record.queue,
             "site_jobs": list(record.site_jobs),
-            "pool": self.pool or None,
-            "allocation": self.used.allocation or None,
+            "pool": self.pool,
+            "allocation": self.used.allocation,
             "state": self.condition.value,
             "outcome": record.outcome,
             "failure": record.reason,
@@ -245,7 +238,7 @@ class JobView(Node):
             "waited": self.waited(now),
             "waited_for_jobs": self.waited_for_jobs(now),
             "ran": self.ran(now),
-            "ran_told_by": record.times.told_by or None,
+            "ran_told_by": record.times.told_by,
             "ended": record.times.ended,
             "walltime": record.runtime,
             "cores": self.asked.cores,
@@ -254,6 +247,14 @@ class JobView(Node):
             "log": record.log,
             "log_files": list(record.log_files),
         }
+        return {key: None if value == "" else value for key, value in known.items()}
+
+
+def site_ids(record: AttemptRecord) -> str:
+    """Return its ids at the site; of a pool's job, the pool and the allocation, as far as known."""
+    pool = next((f"pool {found[0]}" for found in map(parse_job_id, record.site_jobs) if found), "")
+    ids = filter(None, [pool, record.what_used.allocation])
+    return ": ".join(ids) if pool else ", ".join(record.site_jobs)
 
 
 def _explained(reason: str) -> str:
@@ -410,10 +411,10 @@ def is_meant(text: str, record: AttemptRecord) -> bool:
     """Return whether a text names an attempt.
 
     It does by the job's name, its rule, its rule and some of its wildcards (`train sample=a`), an
-    id at the site, or at least eight characters of the attempt's own id.
+    id at the site as the site or a table has it, or at least eight characters of the attempt's own.
     """
     ids = {part for job in record.site_jobs for part in (job, job.rstrip("/").rsplit("/", 1)[-1])}
-    if text in {record.name, record.rule, *ids}:
+    if text in {record.name, record.rule, site_ids(record), *ids}:
         return True
     rule, *given = text.replace(",", " ").split() or [""]
     wildcards = record.name.removeprefix(record.rule).replace(",", " ").split()
@@ -423,8 +424,7 @@ def is_meant(text: str, record: AttemptRecord) -> bool:
 
 def _makes(text: str, record: AttemptRecord) -> bool:
     outputs = set(map(display_path, record.basis.get("makes", ())))
-    paths = os.path.normpath(text), os.path.relpath(text)
-    return any(nearest(path, outputs) is not None for path in paths)
+    return any(nearest(to(text), outputs) for to in (os.path.normpath, os.path.relpath))
 
 
 def find_attempt(directory: Path, text: str) -> AttemptRecord:

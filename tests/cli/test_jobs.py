@@ -214,5 +214,6 @@ def test_json_and_only_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture
         ("train x=2", 1, "failed"),
     ]
     assert (found[1]["failure"], found[1]["waited"], found[1]["log"]) == ("time_limit", 3.0, "l")
+    assert [key for key, value in found[0].items() if value == ""] == [], "unknown is null"
     jobs(tmp_path, failed=True, every=True, as_json=True)
     assert [job["attempt"] for job in json.loads(capsys.readouterr().out)] == [1, 1]

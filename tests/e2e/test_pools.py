@@ -129,6 +129,7 @@ def test_what_a_pool_did_is_shown(firecrest: Project) -> None:
     [allocation] = {job["allocation"] for job in jobs}
     assert [allocation] == list(set(firecrest.lines("allocations")))
     tells(smk_mantik(firecrest, "jobs").ok().output, f"pool small: {allocation}")
+    tells(smk_mantik(firecrest, "logs", f"pool small: {allocation}").output, "names 4 jobs")
 
     # The next run learns how long it stayed, and tidies up.
     directory = firecrest.workspace / ".mantik/pools/small"
@@ -263,7 +264,7 @@ def test_a_refused_allocation_fails_its_jobs(firecrest: Project, sandbox: Sandbo
     finally:
         sandbox.faults.clear()
 
-    tells(said, "4 jobs failed", "The job ended: rejected", "Invalid account")
+    tells(said, "4 jobs failed", "The job ended: rejected", "Invalid account", "BUDGET_ACCOUNT")
     assert refused.happened < len(MADE)
     assert not list((firecrest.workspace / ".mantik/pools/small").iterdir())
 

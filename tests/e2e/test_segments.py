@@ -1,6 +1,7 @@
 """A job goes on past its walltime, in segments, from its checkpoint."""
 
 from hpc_sandbox.server import Sandbox
+from tests.support.command import smk_mantik
 from tests.support.workflows import Project, Running, one_rule_each, tells, until
 
 TRAIN = """
@@ -19,6 +20,7 @@ TRAIN = """
 
     epoch = int(open("ckpt/epoch").read()) if os.path.exists("ckpt/epoch") else 0
     segment = int(os.environ["MANTIK_SEGMENT"])
+    print("segment", segment, flush=True)
     noted("segments.txt", segment, os.environ["MANTIK_SEGMENTS"], epoch)
     for done in range(PER_SEGMENT):
         noted("loss.txt", epoch)
@@ -76,6 +78,8 @@ def test_a_training_goes_on_past_its_walltime(firecrest: Project) -> None:
     ran = [r for r in firecrest.attempts if r.rule == "train" and r.outcome != "cancelled"]
     attempts = [(r.segment, r.segments, r.reason) for r in ran]
     assert attempts == [(n, 10, "") for n in range(4)], said
+    of_each = (f"==> segment {n + 1} of 10 <==\nsegment {n}\n" for n in range(4))
+    tells(smk_mantik(firecrest, "logs", "train").ok().output, *of_each)
 
 
 def test_its_controller_may_be_killed_in_any_segment(project: Project, sandbox: Sandbox) -> None:

@@ -55,7 +55,7 @@ class ExecutorSettings(ExecutorSettingsBase):
         metadata={
             "help": "Which jobs become MLflow runs: 'mlproject' (jobs of rules that run an entry"
             " point of an MLproject), 'all', or 'none'. A rule overrides this with 'resources:"
-            ' mantik_track="all"\' or "none".',
+            ' mantik_track="all"\', "none" or "one" (over retries).',
             "choices": list(TRACKED),
             "metavar": "|".join(TRACKED),
             "env_var": True,

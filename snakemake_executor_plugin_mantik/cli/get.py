@@ -328,7 +328,7 @@ def ls(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the outputs that stay at sites: where, how big, how old, and which job made them.
+    """Show the outputs that stay at sites, as last known: where, how big, how old, of which job.
 
     To bring them here, use smk-mantik get.
     """

@@ -35,8 +35,6 @@ _EXAMPLE: Final = KnownSite(
 
 _REMOTE_IMAGE: Final = "docker://docker.io/library/python:3.12"
 _REQUIREMENTS: Final = "requirements.txt"
-_SYSTEMS: Final = {"alps": "daint"}
-"""Names of sites that stand for one of their systems."""
 
 _Kind = Literal[
     "apptainer", "container-engine", "uenv", "pyxis", "venv", "python", "modules", "none"
@@ -88,7 +86,7 @@ def init(  # noqa: PLR0917 - options of a command line
         site = typer.prompt(f"Name of the site ({', '.join(KNOWN_SITES)}, or another one)").strip()
     if mistake := check_site_name(site):
         raise UserError(mistake, where="--site")
-    known = KNOWN_SITES.get(_SYSTEMS.get(site.lower(), site.lower()))
+    known = KNOWN_SITES.get(site.lower())
     if _is_terminal() and (known is None or not known.url):
         url = url or typer.prompt("URL of its UNICORE API (for firecREST use --machine, too)")
         queue = queue or (known.queues[0] if known else typer.prompt("Queue (partition)"))
@@ -206,7 +204,7 @@ def _listed() -> str:
 
 def _site(name: str, url: str, machine: str, token_url: str) -> KnownSite:
     """Return the site that the options describe; they override what is known of it."""
-    known = KNOWN_SITES.get(_SYSTEMS.get(name.lower(), name.lower()))
+    known = KNOWN_SITES.get(name.lower())
     if name == _EXAMPLE_SITE and not (url or machine or token_url):
         return _EXAMPLE
     base = known or replace(_EXAMPLE, name=name, url="", queues=())

@@ -432,7 +432,7 @@ def _sizes(loaded: LoadedConfig, chosen: ProjectFiles, files: Collection[str]) -
         )
     if chosen.size > site.project_files_limit_bytes:
         warnings.append(
-            f"the project files are {chosen.size >> 20} MiB together, more than Site:"
+            f"the project files are {humanize_size(chosen.size)} together, more than Site:"
             " ProjectFilesLimit: a run would fail. Name some as inputs of rules, or Exclude them"
         )
     return warnings

@@ -120,7 +120,7 @@ def call(
         typer.Option(metavar="PATH", help="The file with what it returns; default: in calls/."),
     ] = "",
     pickled: Annotated[
-        bool, typer.Option("--pickle", help="Pickle what it returns, instead of writing JSON.")
+        bool, typer.Option("--pickle", help="Pickle what it returns to the file of --result.")
     ] = False,
     installed: Annotated[
         bool, typer.Option("--installed", help="The module is installed in the site's environment.")

@@ -234,6 +234,11 @@ def stopped_message(state: JobState | None, where: str, said: LastWords) -> str:
     reason = state.reason if state is not None and state.reason is not None else Reason.UNKNOWN
     detail = f": {printable(state.detail)}" if state is not None and state.detail else ""
     advice = _ADVICE.get(reason, "Run it again; if it happens again, ask the site's support")
+    if reason is Reason.REJECTED and "invalid account" in detail.lower():
+        advice = (
+            "Set MANTIK_COMPUTE_BUDGET_ACCOUNT, or slurm_account of the rule, to an account of"
+            " yours there and start again"
+        )
     if reason is Reason.UNKNOWN and detail:
         what = f"The job ended at the site{detail}"
     elif reason in (Reason.UNKNOWN, Reason.SUCCESS, Reason.EXIT_CODE):

@@ -294,7 +294,7 @@ def _missing(site: str, api: str, found: Iterable[str], token_url: bool) -> str:
             for name in kind.needs
             if not (token_url and name == "TOKEN_URL")
         )
-        for kind in reversed(_KINDS[api])
+        for kind in (*_KINDS[api], _LOGIN)
     )
     there = ", ".join(sorted(found))
     some = f" (found only {there})" if there else ""

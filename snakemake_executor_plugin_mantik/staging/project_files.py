@@ -211,10 +211,10 @@ class ProjectFileFilter:
             total += size
             sizes[path.partition("/")[0]] += size
             if total > total_limit:
-                largest = ", ".join(f"{n} ({s / MIB:.1f} MiB)" for n, s in sizes.most_common(3))
+                largest = ", ".join(f"{n} ({humanize_size(s)})" for n, s in sizes.most_common(3))
                 raise UserError(
                     "the project files in the working directory are larger than"
-                    f" {total_limit / MIB:.1f} MiB; the largest parts so far are {largest}",
+                    f" {humanize_size(total_limit)}; the largest parts so far are {largest}",
                     where=str(self._workdir),
                     do="Add files that the jobs do not need to Exclude in the backend config, name"
                     " data as inputs of the rules, or raise Site: ProjectFilesLimit",

@@ -160,16 +160,9 @@ def test_the_known_sites_are_listed(tmp_path: Path) -> None:
 
 
 def test_options_win_over_what_is_known(tmp_path: Path) -> None:
-    words: tuple[str, ...] = (
-        "--site",
-        "my-alps",
-        "--url",
-        "https://f.example.org/v2",
-        "--machine",
-        "alp",
-    )
-    words += ("--token-url", "https://t.example.org", "--queue", "gpu", "-d", str(tmp_path))
-    assert run(*words, "--environment", "python", "--path", "/p/ve nv").exit_code == 0
+    words = "--site my-alps --url https://f.example.org/v2 --machine alp --queue gpu"
+    words += f" --token-url https://t.example.org --environment python -d {tmp_path}"
+    assert run(*words.split(), "--path", "/p/ve nv").exit_code == 0
     config = read_configs(["my-alps.yaml"], tmp_path)["my-alps"].config
     assert config.firecrest is not None
     assert (config.api_url, config.firecrest.machine) == ("https://f.example.org/v2", "alp")

@@ -189,7 +189,7 @@ class Ending(Worker):
             (self._retry.note if verdict.end is End.LATER else self._notify)(verdict.say)
         if verdict.purged:
             self._stager.purged()
-        self._stager.missed(verdict.missing)
+        await self._stager.missed(verdict.missing)
         self._stager.gone(verdict.bundles)
         await self._close(verdict.end, verdict.why)
         return verdict, None

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..common.errors import SiteRejected, UserError
-from ..jobs.paths import KEPT, bundle_path, display_path, nearest
+from ..common.errors import SiteNotFound, SiteRejected, UserError
+from ..jobs.paths import KEPT, bundle_path, display_path, nearest, number_path
 from ..jobs.spec import InputFile
 from ..journal import MADE, FileLedger, FileRecord, WriteConflict, is_checksum
 from ..sites.base import is_rest_safe
 from ..staging.bundle import Fetch, FileChanged, pack
 from ..staging.local import LocalFile, LocalFiles
+from ..staging.transfers import read_file
 from .compare import Looks, by_directory
 from .leases import latest_term
 from .messages import lost_error, stays_message
@@ -22,6 +23,7 @@ from .workflow_context import PlaceContext
 
 _NUMBERS = 10**9
 """Size of the range of content numbers of each term."""
+_NUMBER_BYTES = 64
 UNSTEADY = 3
 """How often a project file may change during its upload before it is left out."""
 _COMPRESSION = 4
@@ -378,17 +380,31 @@ class Stager(Holdings):
         self.gone(list(self._ledger.uploaded_bundles(self._place)))
         self._project_files_lost = True
 
-    def missed(self, paths: Sequence[str]) -> None:
+    async def missed(self, paths: Sequence[str]) -> None:
         """Note inputs that a job has not found with their contents, although these were sent.
 
         If that happens again, another content with a greater number lies there: a controller of
         which nothing is known any more has sent it.
         """
-        missed = self._missed.intersection(paths)
-        self._ledger.outnumber(self._place, missed, _NUMBERS * latest_term())
+        again = sorted(self._missed.intersection(paths))
+        floors = await asyncio.gather(*map(self._number_there, again))
+        self._ledger.outnumber(self._place, dict(zip(again, floors, strict=True)))
         self._missed.update(paths)
         self._numbered.clear()
         self.lost(paths)
+
+    async def _number_there(self, path: str) -> int:
+        """Return the number of the content that lies there, or a greater one; 0 if it has none."""
+        mark = number_path(path)
+        with suppress(SiteRejected):
+            if is_rest_safe(path):
+                try:
+                    return int(
+                        await self._retry(lambda: read_file(self._site, mark, _NUMBER_BYTES))
+                    )
+                except (SiteNotFound, ValueError):
+                    return 0
+        return _NUMBERS * latest_term()
 
     def lost(self, paths: Sequence[str]) -> None:
         """Forget the records of these paths and of all paths below them.

@@ -148,6 +148,11 @@ class AttemptPaths:
         return f"{SECRETS}/{self.attempt_id}"
 
 
+def number_path(path: str) -> str:
+    """Return the path of the file with the number of the newest content for a path."""
+    return f"{OURS}/newer/{path}.n"
+
+
 def bundle_path(bundle: str) -> str:
     """Return the path of an uploaded bundle, a gzipped tar with paths relative to the workspace.
 

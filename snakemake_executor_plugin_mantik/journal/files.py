@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from pathlib import PurePosixPath
@@ -401,15 +401,15 @@ class FileLedger:
         )
         return number
 
-    def outnumber(self, place: str, paths: Iterable[str], floor: int) -> None:
-        """Let the next contents of some paths have numbers above a floor that is above all others.
+    def outnumber(self, place: str, floors: Mapping[str, int]) -> None:
+        """Let the next contents of some paths have numbers above `floors`, by path.
 
         Each has the same, however many jobs miss the last one.
         """
         self._database.change_each(
             "INSERT INTO numbered VALUES (?, ?, ?, '') ON CONFLICT (place, path)"
             " DO UPDATE SET number = MAX(number, excluded.number), sha256 = ''",
-            [(place, path, floor) for path in paths],
+            [(place, path, floor) for path, floor in floors.items()],
         )
 
     def superseded(self, place: str, file: FileRecord) -> bool:

@@ -104,9 +104,9 @@ def test_a_content_outnumbers_what_its_jobs_have_missed(journal: Journal) -> Non
     """All of them missed the same one."""
     files, content = journal.files, "0" * 64
     for _ in range(3):
-        files.outnumber("place", ["data"], 700)
+        files.outnumber("place", {"data": 700})
     assert [files.number("place", "data", content, 5) for _ in range(2)] == [701, 701]
-    files.outnumber("place", ["data"], 700)
+    files.outnumber("place", {"data": 700})
     assert files.number("place", "data", content) == 702
 
 

@@ -199,7 +199,7 @@ def veto_retry(logger: Any, job: Job, outcome: Outcome) -> None:
         wanted = False  # the job was refused because of this error
     if not wanted:
         logger.info(
-            f"{job.name}: not tried again, since it failed for {reason.words}, which"
+            f"{job.name}: not tried again, since it failed for {reason.value}, which"
             f" {RETRY_RESOURCE} does not name."
         )
         # Snakemake has no other way to prevent a retry of a single job.

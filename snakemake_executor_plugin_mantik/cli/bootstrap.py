@@ -118,7 +118,7 @@ def _run_job(
     sys.stdout.flush()
     if subprocess.run(command, check=False).returncode != 0:
         raise UserError(
-            "the job failed; its output is above", where=f"smk-mantik bootstrap {name}",
+            "nothing was installed, for the reason above", where=f"smk-mantik bootstrap {name}",
             do="Correct the cause and run the command again",
         )  # fmt: skip
     answer: dict[str, Any] = json.loads(report.read_text())

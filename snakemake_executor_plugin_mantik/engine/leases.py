@@ -52,6 +52,8 @@ _TEXT_BYTES = 4096
 _LEASE = re.compile(
     r"([0-9]{1,9})\.([0-9a-f]{1,64})\.([0-9a-f]{1,64})\.([0-9a-f]{1,64})\.([0-9]{1,9})"
 )
+_PROCESS = ", process "
+"""What comes after the directory and the host in what a controller says of itself."""
 _SEAT = re.compile(r"^seat=([0-9a-f]+)$", re.MULTILINE)
 
 
@@ -344,11 +346,13 @@ class Leases:
         about, _ = await self._description(lease)
         with suppress(JournalError):  # the next run is refused, too
             self._journal.lock(lease.place, lease.path, f"{self._where}: {about}")
+        copy, do = "", "Continue there; or make certain that it has ended"
+        if about.partition(_PROCESS)[0] == printable(self._about).partition(_PROCESS)[0]:
+            copy, do = ", in an earlier copy of this directory", "Make certain that it has ended"
         return PlaceTaken(
-            f"another controller of this workflow leads this workspace: {about}",
+            f"another controller of this workflow leads this workspace: {about}{copy}",
             where=self._where,
-            do="Continue there; or make certain that it has ended, type smk-mantik unlock here, and"
-            " start again. Jobs go on meanwhile",
+            do=f"{do}, type smk-mantik unlock here, and start again. Jobs go on meanwhile",
         )
 
     # From `take` to the end of the run

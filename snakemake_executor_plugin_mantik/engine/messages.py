@@ -180,7 +180,7 @@ def compose(what: str, where: str, said: LastWords, advice: str) -> str:
     for path, end in said.logs:
         shown += f"Its log file {path} ended with:\n{_tail(end)}\n"
     kept = f"All of its output: {said.path}. " if said.path is not None else ""
-    return f"{what} ({where}).\n{shown}{kept}{advice}.\n"
+    return f"{what.removesuffix('.')} ({where}).\n{shown}{kept}{advice}.\n"
 
 
 def failed_message(

@@ -42,7 +42,7 @@ from ..jobs.resources import (
     with_tasks_of,
 )
 from ..jobs.script import render_script
-from ..jobs.segments import SEGMENT_RESOURCES, Continuation
+from ..jobs.segments import CONTINUE, SEGMENT_RESOURCES, Continuation
 from ..jobs.spec import AUTO, InputFile, JobSpec, OutputFile, Predecessor, Resources, Segment
 from ..journal import AttemptRecord, FileLedger, FileRecord, RemoteOutput, encode_identity
 from ..sites.base import QueueLimits, SiteFacts, Submission
@@ -170,21 +170,30 @@ class Planner:
         if resources.pool is None:
             return
         found = job_environment(self.config, self.project, name=environment)
-        for needs, why in (
-            (continuation is not None, "goes on past its walltime (mantik_continue)"),
-            (found.container is not None, "has a container that srun starts"),
-            (bool(found.slurm_options), "has a uenv, which is mounted for a whole allocation"),
+        software = "run the rule in another environment (mantik_environment)"
+        for needs, why, do in (
+            (
+                continuation is not None,
+                f"goes on past its walltime ({CONTINUE})",
+                f"set {CONTINUE}=0",
+            ),
+            (found.container is not None, "has a container that srun starts", software),
+            (
+                bool(found.slurm_options),
+                "has a uenv, which is mounted for a whole allocation",
+                software,
+            ),
             (
                 bool(found.before_on_login or found.after_on_login),
                 "has commands that run on the login node",
+                software,
             ),
         ):
             if needs:
                 raise UserError(
                     f"a job that {why} needs an allocation of its own",
                     where=f"the resource {POOL_RESOURCE}={resources.pool!r}",
-                    do=f"Leave out {POOL_RESOURCE}, or run the rule in another environment"
-                    " (mantik_environment)",
+                    do=f"Leave out {POOL_RESOURCE}, or {do}",
                 )
 
     def fits(self, resources: Resources, facts: SiteFacts) -> list[str]:

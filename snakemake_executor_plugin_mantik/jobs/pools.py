@@ -113,8 +113,13 @@ class Pool:
                 where=where,
                 do="Set the rule's resource runtime, or Resources: Runtime in the backend config",
             )
+        if (asked.nodes or 1) > 1:
+            raise UserError(
+                f"nodes: {asked.nodes} requested; a job of the pool runs on one",
+                where=where,
+                do="Request one node, or leave out mantik_pool",
+            )
         for what, wanted, most in (
-            ("nodes", asked.nodes, 1),
             ("CPUs", asked.cpus_per_task, ours.cpus_per_task),
             ("MiB of memory", asked.memory_mib_per_node, ours.memory_mib_per_node),
             ("GPUs", asked.gpus_per_node, ours.gpus_per_node or 0),

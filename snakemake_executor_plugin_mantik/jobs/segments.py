@@ -69,7 +69,8 @@ class Continuation:
         if runtime_s is None:
             raise UserError(
                 f"the resource {CONTINUE}={self.most} needs a walltime, and there is none",
-                do="Add runtime=MINUTES to the rule, or Resources: Runtime to the backend config",
+                do="Add runtime=MINUTES to the rule or --default-resources, or Resources: Runtime"
+                " to the backend config",
             )
         if self.warn_s is not None and 2 * self.warn_s > runtime_s:
             raise UserError(

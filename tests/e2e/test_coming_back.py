@@ -6,6 +6,7 @@ import shutil
 
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.unicore import UnicoreServer
+from tests.support.command import smk_mantik
 from tests.support.workflows import Project, Running, tells, until
 
 SNAKEFILE = r"""
@@ -157,3 +158,17 @@ def test_a_second_controller_is_refused_where_the_state_was_removed(project: Pro
     project.go()
     first.end()
     assert sorted(project.lines()) == ["0", "1", "2", "3", "sum"], "each once"
+
+
+def test_a_directory_that_was_made_again_is_told_of_its_earlier_copy(project: Project) -> None:
+    rule = 'rule one:\n    output: "one.txt"\n    shell: "touch {output}"\n'
+    project.write("Snakefile", rule)
+    project.run().ok()
+    project.directory.rename(f"{project.directory}.old")
+    project.write("Snakefile", rule)
+
+    said = project.run().failed()
+
+    tells(said, ", in an earlier copy of this directory.", "type smk-mantik unlock here")
+    smk_mantik(project, "unlock", "--yes").ok()
+    project.run().ok()

@@ -230,11 +230,11 @@ def test_what_no_pool_can_run_is_told_before_anything_is_sent(
             "CPUs: 4 requested; a job of the pool can have 2",
         ),
         (("runtime=1", "runtime=1, gpu=1"), "GPUs: 1 requested; a job of the pool can have 0"),
-        (("runtime=1", "runtime=1, nodes=2"), "nodes: 2 requested"),
+        (("runtime=1", "runtime=1, nodes=2"), "Request one node, or leave"),
         (("runtime=1", "runtime=1, slurm_partition='batch'"), "cannot choose its queue"),
         (
             ("runtime=1", "runtime=1, mantik_continue=3, mantik_checkpoint='x'"),
-            "goes on past its walltime",
+            "Leave out mantik_pool, or set mantik_continue=0",
         ),
     ):
         prepare(firecrest, SNAKEFILE.replace(*change))

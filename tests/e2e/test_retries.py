@@ -142,7 +142,7 @@ def test_only_named_reasons_are_worth_a_retry(project: Project) -> None:
         "d": "exit_code",
     }
     assert {r.what_used.exit_code for r in project.attempts if r.rule in "ab"} == {3}
-    tells(said, "a: not tried again, since it failed for exit code, which mantik_retry_on does not")
+    tells(said, "a: not tried again, since it failed for exit_code, which mantik_retry_on does not")
 
 
 def test_a_mistake_that_follows_from_a_file_is_told_when_the_file_is_there(

@@ -257,11 +257,11 @@ def test_exit_codes(code: int, words: str) -> None:
 
 
 def test_no_text_of_others_reaches_the_terminal_raw() -> None:
-    state = JobState(Phase.ENDED, Reason.UNKNOWN, detail=f"gone{CONTROL}")
+    state = JobState(Phase.ENDED, Reason.UNKNOWN, detail=f"{CONTROL}gone.")
     told = messages.stopped_message(state, "hpc1", LastWords(f"bad{CONTROL}\r\n".encode(), None))
     told += str(SiteRejected(f"no{CONTROL}", where=f"site{CONTROL}", do=f"do{CONTROL}"))
     assert not set(told) & set("\x1b\x07\x9b\r")
-    assert "gone" in told
+    assert "gone (hpc1)." in told
 
 
 def test_jobs_that_wait_for_others_are_told_of_in_whole_sentences() -> None:

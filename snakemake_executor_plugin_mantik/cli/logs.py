@@ -110,7 +110,7 @@ def exec_(
     found = find_attempt(directory / STATE, job)
     if not found.may_run:
         raise UserError(
-            f"it does not run any more ({found.outcome})",
+            f"it does not run any more ({found.outcome.rstrip('.')})",
             where=found.name,
             do="See what runs with smk-mantik jobs",
         )
@@ -147,4 +147,4 @@ def _silent(record: AttemptRecord) -> str:
         return f"{record.name}: it has not been submitted yet."
     if record.may_run:
         return f"{record.name}: there is no output at {record.site} yet."
-    return f"{record.name}: it wrote nothing ({record.outcome})."
+    return f"{record.name}: it wrote nothing ({record.outcome.rstrip('.')})."

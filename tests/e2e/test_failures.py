@@ -2,6 +2,7 @@
 
 import re
 
+from tests.support.command import smk_mantik
 from tests.support.workflows import Project, one_rule_each, tells, until
 
 SNAKEFILE = r"""
@@ -229,3 +230,12 @@ checkpoint split:
     del wrong["beyond"], wrong["first"]  # no limit is known yet when the others are refused
     said = project.run(*wrong, *methods).failed()
     tells(said, *(words for _, words in wrong.values()), "Nothing submitted")
+
+
+def test_a_failed_job_that_wrote_nothing_has_no_log_to_show(project: Project) -> None:
+    project.write("Snakefile", 'rule one:\n    output: "one.txt"\n    shell: "exit 3"\n')
+    project.run().failed()
+    for words in (["logs", "one"], ["exec", "one", "--", "true"]):
+        said = smk_mantik(project, *words).output
+        tells(said, "exit code 3 (hpc1, ")
+        assert ".)" not in said

@@ -24,6 +24,8 @@ from .workflow_context import PlaceContext
 _NUMBERS = 10**9
 """Size of the range of content numbers of each term."""
 _NUMBER_BYTES = 64
+_MOST_LOOKED_AT = 100
+"""Most inputs that a job has missed whose numbers are read at once."""
 UNSTEADY = 3
 """How often a project file may change during its upload before it is left out."""
 _COMPRESSION = 4
@@ -130,7 +132,6 @@ class Stager(Holdings):
         self._project_file_bundles: set[str] = set()
         self._project_files_lost = False
         self._numbered: dict[str, dict[str, int]] = {}
-        self._missed = set[str]()
         self._sending = asyncio.Lock()
 
     def _distrust(self) -> None:
@@ -383,13 +384,12 @@ class Stager(Holdings):
     async def missed(self, paths: Sequence[str]) -> None:
         """Note inputs that a job has not found with their contents, although these were sent.
 
-        If that happens again, another content with a greater number lies there: a controller of
-        which nothing is known any more has sent it.
+        Another content may lie there with a greater number: a controller of which nothing is known
+        any more has sent it.
         """
-        again = sorted(self._missed.intersection(paths))
-        floors = await asyncio.gather(*map(self._number_there, again))
-        self._ledger.outnumber(self._place, dict(zip(again, floors, strict=True)))
-        self._missed.update(paths)
+        looked = paths[:_MOST_LOOKED_AT]
+        floors = await asyncio.gather(*map(self._number_there, looked))
+        self._ledger.outnumber(self._place, dict(zip(looked, floors, strict=True)))
         self._numbered.clear()
         self.lost(paths)
 

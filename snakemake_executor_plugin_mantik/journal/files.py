@@ -402,14 +402,11 @@ class FileLedger:
         return number
 
     def outnumber(self, place: str, floors: Mapping[str, int]) -> None:
-        """Let the next contents of some paths have numbers above `floors`, by path.
-
-        Each has the same, however many jobs miss the last one.
-        """
+        """Let the next contents of some paths have numbers above `floors`, by path."""
         self._database.change_each(
-            "INSERT INTO numbered VALUES (?, ?, ?, '') ON CONFLICT (place, path)"
-            " DO UPDATE SET number = MAX(number, excluded.number), sha256 = ''",
-            [(place, path, floor) for path, floor in floors.items()],
+            "INSERT INTO numbered VALUES (?, ?, ?, '') ON CONFLICT (place, path) DO UPDATE"
+            " SET number = excluded.number, sha256 = '' WHERE number < excluded.number",
+            [(place, path, floor) for path, floor in floors.items() if floor],
         )
 
     def superseded(self, place: str, file: FileRecord) -> bool:

@@ -827,6 +827,8 @@ class Play:
             unwell = self.schedule.kinds & {"full", "full here", *SWEPT}
             led = any(words in outcome.message for words in REFUSED)
             self.schedule.happened["controllers that found another one leading"] += led
+            # Another controller that led meanwhile may have made the outputs, too.
+            led |= "not what the job made" in outcome.message
             others = led and self.schedule.kinds & {"copies", "two workflows"}
             # Three allocations in a row may end.
             ending = job.pooled and "allocations keep ending" in outcome.message

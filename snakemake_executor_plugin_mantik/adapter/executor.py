@@ -346,7 +346,7 @@ class SiteExecutor(RemoteExecutor):
         # If the user did not end the run, an error of Snakemake or of this plugin did.
         error = sys.exception()
         self._ending = "failed" if isinstance(error, Exception) else "killed"
-        if self._run is None:
+        if self._run is None or self._run.closed:
             return
         if self._interruption.detached:
             self.logger.info(DETACHED)
@@ -400,10 +400,10 @@ class SiteExecutor(RemoteExecutor):
                     self._notices.end(outcome, self._used_sites())
             finally:
                 self._close_run(how)
+                self._interruption.over()
         finally:
             if self._notices is not None:
                 self._notices.wait(at_once=self._interruption.at_once)
-        self._interruption.over()
         if self._run is not None:
             self._remark_idle_pools()
         if failed := describe_failures(self.workflow, self._failures):

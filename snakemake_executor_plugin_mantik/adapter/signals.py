@@ -93,11 +93,15 @@ def _is_recording(frame: FrameType | None) -> bool:
     return False
 
 
+_PROGRAM = ("<module>", "_run_module_as_main")
+"""Names of the outermost function of a program: of a script, or of `python -m`."""
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     """End the process after the run: while the interpreter shuts down, it would show an error."""
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
-    if frame is None or frame.f_code.co_name != "<module>":  # no code of the program runs any more
+    if frame is None or frame.f_code.co_name not in _PROGRAM:  # none of its code runs any more
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()

@@ -70,6 +70,7 @@ class ActiveRun:
         requested: numbers of the jobs that were requested from the engine.
         proposals: finds jobs to submit before Snakemake requests them.
         left: by number of a request, the sites that it is still for, the next one first.
+        closed: whether its end has begun: nothing is left to cancel.
         measured: by number of a request, its jobs whose benchmark file is written on this machine,
             and the paths of their measurements.
     """
@@ -84,6 +85,7 @@ class ActiveRun:
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
     left: dict[JobNumber, tuple[str, ...]] = field(default_factory=dict)
+    closed: bool = False
     _reported: set[tuple[str, str]] = field(default_factory=set)
     _nested: dict[JobNumber, str] = field(default_factory=dict)
     _named: NamedPaths = field(default_factory=NamedPaths)
@@ -206,6 +208,7 @@ class ActiveRun:
 
     def close(self, how: Ending, *, tidy: bool) -> None:
         """Close the engine, then the tracker. Skip work that a later run can do unless `tidy`."""
+        self.closed = True
         if uses_provider(self.dag.workflow):
             catalog_of(self.checked.workdir).attach(None)
         self.engine.close(tidy=tidy, ending=how, pipeline=describe_pipeline(self.dag))

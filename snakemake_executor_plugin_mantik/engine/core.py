@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 from ..common.errors import (
     JournalError,
     MantikError,
+    SiteBusy,
+    SiteError,
     SiteUnreachable,
     UserError,
     of_one_job,
@@ -59,6 +61,10 @@ _SPARE_S = 5.0
 """Most seconds for writing the places' spares at the end of a run."""
 _LET_GO_S = 1.0
 """Seconds for tasks that still run then to stop."""
+
+
+_AWAY = SiteUnreachable, SiteBusy
+"""Errors of a site that may be away for a while."""
 
 
 class Engine:
@@ -189,9 +195,13 @@ class Engine:
         """
 
         async def find() -> str:
-            if site in self._away and not self._away[site].done():
-                return self._journal.sites()[site].workspace
-            return (await self._site(site)).facts.workspace
+            if site not in self._away or self._away[site].done():
+                try:
+                    return (await self._site(site)).facts.workspace
+                except _AWAY:
+                    if not self._may_wait(site):
+                        raise
+            return self._journal.sites()[site].workspace
 
         return self.run(find())
 
@@ -337,20 +347,29 @@ class Engine:
         )
         errors = []
         for name, result in zip(names, results, strict=True):
-            if isinstance(result, SiteUnreachable) and name in spare and self._runners:
+            if isinstance(result, _AWAY) and name in spare and self._runners:
                 self._notify(f"{result} Jobs that may run at any site go to others meanwhile.")
-            elif isinstance(result, SiteUnreachable) and self._is_known(name) and self._runners:
-                self._notify(
-                    f"Site {name} is away ({result.what}). Its jobs wait until it answers; those at"
-                    " other sites run meanwhile."
-                )
-                self._away[name] = asyncio.create_task(self._come_back(name))
+                if self._is_known(name):
+                    self._away[name] = asyncio.create_task(self._come_back(name))
+            elif isinstance(result, _AWAY) and self._may_wait(name):
+                self._wait_for(name, result)
             elif isinstance(result, BaseException):
                 errors.append(result)
         if len(errors) > 1 and all(isinstance(error, MantikError) for error in errors):
             raise MantikError("; ".join(str(error) for error in errors))
         if errors:
             raise errors[0]
+
+    def _may_wait(self, name: str) -> bool:
+        """Return whether the jobs of a site that is away wait, while others answer."""
+        return bool(self._runners) and self._is_known(name)
+
+    def _wait_for(self, name: str, error: SiteError) -> None:
+        self._notify(
+            f"Site {name} is away ({error.what}). Its jobs wait until it answers; those at other"
+            " sites run meanwhile."
+        )
+        self._away[name] = asyncio.create_task(self._come_back(name))
 
     def _is_known(self, name: str) -> bool:
         """Return whether an earlier run has used a site at the present address."""
@@ -359,9 +378,16 @@ class Engine:
 
     async def _come_back(self, name: str) -> SiteRunner:
         """Return the runner of a site that was away when the run started, once it answers."""
-        before = self._journal.sites()[name].workspace
+        before, learned = self._journal.sites()[name].workspace, set(self._journal.learned)
         retry = SiteRetry(name, self._notify, self._loop.time)
         runner = await retry(lambda: self._site(name))
+        if new := sorted(set(self._journal.learned) - learned):  # Snakemake has decided without it
+            raise UserError(
+                f"the journal did not know of {humanize_count(len(new), 'output')} there,"
+                f" {new[0]} for example; now it does",
+                where=f"site {name}",
+                do="Start again: what is there is not made again",
+            )
         if runner.facts.workspace != before:  # requests may name it
             raise UserError(
                 f"its workspace was {before} in the last run and is {runner.facts.workspace} now",
@@ -371,10 +397,20 @@ class Engine:
         return runner
 
     async def _answering(self, name: str) -> SiteRunner:
-        """Return the runner of a site; wait for one that was away when the run started."""
-        if name in self._away:
-            return await asyncio.shield(self._away[name])
-        return await self._site(name)
+        """Return the runner of a site; wait for a known one that is away."""
+        task = self._away.get(name)
+        failed = task.exception() if task is not None and task.done() else None
+        if not isinstance(failed, UserError | None):  # the next job tries again
+            del self._away[name]
+        if name not in self._away:
+            try:
+                return await self._site(name)
+            except _AWAY as error:
+                if not self._may_wait(name):
+                    raise
+                if name not in self._away:
+                    self._wait_for(name, error)
+        return await asyncio.shield(self._away[name])
 
     async def _load(self, name: str) -> Load:
         return await (await self._site(name)).load(name)
@@ -420,7 +456,7 @@ class Engine:
         site, planner = self._sites[name]
         facts, place = await self.places.open(
             name, site, planner, lambda facts: self._refuse_to_leave(name, facts.workspace),
-            "then start again; nothing was submitted",
+            "then start again" + ("" if self._runners else "; nothing was submitted"),
         )  # fmt: skip
         left = self._journal.set_site(
             name, planner.config.server, facts.workspace, place.id, self._configs.get(name, "")
@@ -477,13 +513,16 @@ class Engine:
 
         The site's name may mean another place now, and the place may have another name.
         """
-        known = self._journal.sites().values()
-        names = [record.site, *(s.site for s in known if s.place == record.place)]
-        for name in filter(self._sites.__contains__, names):
+        for name in filter(self._sites.__contains__, self._names(record)):
             runner = await self._answering(name)
             if runner.place.id == record.place:
                 return runner
         return None
+
+    def _names(self, record: AttemptRecord) -> list[str]:
+        """Return the names by which the place of an attempt may be known."""
+        known = self._journal.sites().values()
+        return [record.site, *(s.site for s in known if s.place == record.place)]
 
     def _start(self, request: JobRequest) -> None:
         self._requests[request.number] = request
@@ -588,10 +627,16 @@ class Engine:
     async def _end_unneeded(self, jobs: Callable[[], Container[str]]) -> None:
         if records := self._journal.open_presubmitted():
             unneeded = jobs()
-            records = [r for r in records if r.job in unneeded and r.site not in self._away]
-            for record in records:
-                self._notify(ended_since_message(record, "since its outputs are not needed"))
-            await self._give_up(records)
+            for record in [r for r in records if r.job in unneeded]:
+                names = [n for n in self._names(record) if n in self._sites]
+                with suppress(*_AWAY):  # it is reported at the end of the run
+                    if not self._away.keys() & names:
+                        for name in names:
+                            await self._site(name)
+                        self._notify(
+                            ended_since_message(record, "since its outputs are not needed")
+                        )
+                        await self._give_up([record])
 
     def _report_unrequested(self) -> None:
         """Warn of jobs of earlier runs that this run did not request and that may still run."""

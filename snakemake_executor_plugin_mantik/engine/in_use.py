@@ -253,12 +253,11 @@ class InUse:
                         messages.append(ended_since_message(known, why))
         return messages
 
-    async def ended(self, records: Iterable[AttemptRecord]) -> None:
-        """Wait for the end of those attempts that another job is ending."""
-        for record in records:
-            if record.id in self._ending:
-                async with self._ending[record.id]:
-                    pass
+    async def ended(self, records: Collection[AttemptRecord]) -> None:
+        """Wait until no other job is ending one of these attempts."""
+        while busy := [r for r in records if r.id in self._ending and self._ending[r.id].locked()]:
+            async with self._ending[busy[0].id]:
+                pass
 
     def _was_behind(self, user: AttemptRecord, record: AttemptRecord) -> bool:
         makers = self._journal.attempts(user.makers.values())

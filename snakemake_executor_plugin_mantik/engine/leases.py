@@ -200,7 +200,7 @@ class Leases:
             await self._remove(taken.path)
             return None
         catching_up = self._catching_up(new.place)
-        unknown = known and await catching_up.find_unknown()
+        self.was_behind = unknown = bool(known and await catching_up.find_unknown())
         return taken, await catching_up.take_up(self._where) if unknown else ""
 
     async def _may_follow(self, last: Lease) -> None:

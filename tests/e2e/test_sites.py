@@ -1,6 +1,7 @@
 """One workflow over two sites of different APIs: each rule where it belongs, files where needed."""
 
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.journal import AttemptRecord
 from tests.real.centre import Centre
 from tests.support.places import REAL, MakeProject
-from tests.support.workflows import Place, Project, Running, tells, until
+from tests.support.workflows import FILES_STAY, Place, Project, Running, tells, until
 
 UPLOADS = {"hpc1": "PUT storages/*/files", "hpc2": "POST filesystem/ops/upload"}
 """The requests that bring a file to a site; UNICORE's sets permissions, too."""
@@ -298,6 +299,70 @@ def test_a_site_that_is_away_when_a_run_starts_holds_up_its_own_jobs_only(
     healing.faults.clear()
     running.end().ok()
     assert two.read("hpc2.2") == two.read("hpc2.1")
+
+
+ELSEWHERE = """
+    rule late:
+        output: "late.txt"
+        resources: mantik_site="any"
+        shell: "echo ran >> late; until [ -e go ]; do sleep 0.1; done; touch {output}"
+
+    rule stays:
+        output: "stays.{n}"
+        resources: mantik_site="hpc2"
+        shell: "echo ran >> ran.{wildcards.n}; touch {output}"
+
+    rule reads:
+        input: "stays.1"
+        output: "reads.txt"
+        resources: mantik_site="any"
+        shell: "touch {output}"
+
+    rule here:
+        output: "here.txt"
+        resources: mantik_site="hpc1"
+        shell: "touch {output}"
+"""
+
+
+@pytest.mark.parametrize("what", ["a job that runs there", "an input", "what it has made lately"])
+def test_what_is_at_a_site_that_is_away_waits_for_it(
+    two: Project, healing: Sandbox, firecrest_place: Place, what: str
+) -> None:
+    two.write("Snakefile", ELSEWHERE)
+    state = two.directory / ".snakemake/mantik"
+    there = two.workspace_at(firecrest_place)
+    options: tuple[str, ...] = ()
+    match what:
+        case "a job that runs there":
+            options, target = KILLED_OPTIONS, "late.txt"
+            running = two.start(*options, target)
+            until((there / "late").exists, "the job")
+            running.kill()
+        case "an input":
+            options, target = FILES_STAY, "reads.txt"
+            two.run(*options, "stays.1").ok()
+        case _:
+            options, target = FILES_STAY, "stays.2"
+            two.run(*options, "stays.1").ok()
+            shutil.copytree(state, two.directory / "older")
+            two.run(*options, target).ok()
+            shutil.rmtree(state)
+            (two.directory / "older").rename(state)
+
+    healing.faults.add(Fault("drop_before", path="^/hpc2/", count=None))
+    running = two.start(*options, "here.txt", target)
+    until(lambda: any(r.rule == "here" and r.outcome for r in two.attempts), "the other site's job")
+    assert running.process.poll() is None
+    healing.faults.clear()
+    if there.exists():
+        (there / "go").touch()
+    ended = running.end()
+    if target == "stays.2":  # the journal learned of it after Snakemake had decided
+        tells(ended.failed(), "Start again: what is there is not made again")
+        ended = two.run(*options, target)
+        assert (there / "ran.2").read_text() == "ran\n"
+    ended.ok()
 
 
 MOVING = """

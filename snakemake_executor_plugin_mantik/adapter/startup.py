@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ..common.errors import UserError
 from ..common.humanize import humanize_count, humanize_duration, humanize_size
 from ..common.state_directory import read_end
 from ..config.exclude import Exclude, Include
@@ -24,6 +23,7 @@ from ..connections.connect import (
     workspace_name,
 )
 from ..engine.core import Engine
+from ..engine.messages import learned_error
 from ..engine.observer import Observers
 from ..engine.place import OPEN_WAIT_S, answering
 from ..engine.request import JobNumber, JobRequest, NamedPaths, Outcome
@@ -296,12 +296,8 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
 
 def _refuse_to_forget(engine: Engine) -> None:
     """Check that Snakemake knew all remote outputs when it decided what to run."""
-    if learned := sorted(engine.learned):
-        raise UserError(
-            f"the journal did not know of {humanize_count(len(learned), 'output')} at the sites,"
-            f" {learned[0]} for example; now it does (nothing submitted)",
-            do="Start again: what is there is not made again",
-        )
+    if engine.learned:
+        raise learned_error(engine.learned)
 
 
 def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:

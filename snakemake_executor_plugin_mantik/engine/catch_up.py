@@ -218,8 +218,8 @@ class PlaceSpare:
     ) -> None:
         """Make it; `assure` checks that this controller still leads the place.
 
-        A spare there is `stale` that names jobs which this controller does not know, and relies on
-        that they never start: it could not be read, or only in part.
+        The spare there is `stale` if it may name jobs that this controller does not know, and that
+        must never start: it could not be read, or only in part.
         """
         self._site = site
         self._journal = journal

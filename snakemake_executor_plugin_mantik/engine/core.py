@@ -35,6 +35,7 @@ from ..staging.project_files import ProjectFiles
 from .adopt import ended_since_message
 from .cancel import CANCEL_WAIT_S
 from .expect import Load, Outlook
+from .messages import learned_error
 from .observer import Observer
 from .place import Places
 from .plan import Planner, choose_queue
@@ -381,13 +382,8 @@ class Engine:
         before, learned = self._journal.sites()[name].workspace, set(self._journal.learned)
         retry = SiteRetry(name, self._notify, self._loop.time)
         runner = await retry(lambda: self._site(name))
-        if new := sorted(set(self._journal.learned) - learned):  # Snakemake has decided without it
-            raise UserError(
-                f"the journal did not know of {humanize_count(len(new), 'output')} there,"
-                f" {new[0]} for example; now it does",
-                where=f"site {name}",
-                do="Start again: what is there is not made again",
-            )
+        if new := set(self._journal.learned) - learned:
+            raise learned_error(new)
         if runner.facts.workspace != before:  # requests may name it
             raise UserError(
                 f"its workspace was {before} in the last run and is {runner.facts.workspace} now",

@@ -284,3 +284,13 @@ def lost_error(
     """Return the error that a remote output does not exist any more."""
     do = "Run the workflow again: the rule that makes it then runs, too"
     return UserError(f"{display_path(path)} {how}", where=str(where), do=do)
+
+
+def learned_error(paths: Iterable[str]) -> UserError:
+    """Return the error that Snakemake has decided what to run without these remote outputs."""
+    first, *others = sorted(paths)
+    return UserError(
+        f"the journal did not know of {humanize_count(1 + len(others), 'output')} at the sites,"
+        f" {first} for example; now it does",
+        do="Start again: what is there is not made again",
+    )
